@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, VolumeSettings, create, open};
@@ -406,6 +407,34 @@ fn requests_in_flight_are_answered_by_their_cookies() {
     for (block, bytes) in data.chunks(BLOCK).enumerate() {
         assert!(bytes.iter().all(|&byte| usize::from(byte) == block % 251), "block {block}");
     }
+    server.stop();
+}
+
+#[test]
+fn flushes_of_many_clients_share_flushes_of_the_device() {
+    const CLIENTS: u64 = 16;
+    const FLUSHES: u64 = 100;
+    let server = Server::start("flushes", Place::Disk);
+    let mut first = server.connect(forms()[0].clone());
+    for n in 0..CLIENTS {
+        first.write(n << 20, &[1; BLOCK], false).expect("a write");
+    }
+    first.flush().expect("a flush");
+    let before = server.pool.stats().flushes.load(Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        for n in 0..CLIENTS {
+            let mut client = server.connect(forms()[0].clone());
+            scope.spawn(move || {
+                for _ in 0..FLUSHES {
+                    client.write(n << 20, &[2; BLOCK], false).expect("a write");
+                    client.flush().expect("a flush");
+                }
+            });
+        }
+    });
+    let made = server.pool.stats().flushes.load(Ordering::Relaxed) - before;
+    println!("{made} flushes of the device for {} of clients", CLIENTS * FLUSHES);
+    assert!(made * 2 < CLIENTS * FLUSHES, "{made} flushes");
     server.stop();
 }
 

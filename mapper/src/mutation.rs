@@ -38,6 +38,7 @@ mutations! {
     CaptureOneSlot "R2" "a commit takes the changes of one worker only";
     AnswerBeforeLog "R3" "a flush is answered before its log blocks are durable";
     ShortFlushDuringCommit "R3" "the short flush is taken while a commit is on its way";
+    FlushJoinsRunning "R3" "a flush is answered by one that was sent before it came";
     ReuseAtOnce "R4" "a dropped extent is free at once";
     ReuseAtCapture "R4" "a dropped extent is free once its drop is captured";
     ReleaseUndurable "R4" "extents of a deleted or rolled-back volume are free before that is \

@@ -46,8 +46,8 @@ pub enum ParkReason {
     Leaves,
     /// The worker's part of the delta ring is full: a commit frees it.
     Ring,
-    /// A write in flight must end first: a copy of the same extent, or one that fills up the
-    /// same sub-block.
+    /// Something in flight must end first: a copy of the same extent, a write that fills up the
+    /// same sub-block, or, for a flush, a flush of the same device.
     InFlight,
     /// A structure change of the volume is under way.
     Gated,
@@ -138,8 +138,11 @@ pub struct Plan {
     pub(crate) fua_commit: bool,
     /// Whether the request is exempt from throttling, however full the pool is.
     pub(crate) hurried: bool,
-    /// Completed writes per device when a flush was sent.
+    /// Completed writes per device that a flush has to cover, and once it is sent, those that it
+    /// does; 0 for a device that it does not need.
     pub(crate) flushed: [u64; MAX_DEVICES],
+    /// Whether the plan's request is a flush that waits for another one to end.
+    pub(crate) joins: bool,
 }
 
 impl Plan {
@@ -161,7 +164,14 @@ impl Plan {
             fua_commit: false,
             hurried: false,
             flushed: [0; MAX_DEVICES],
+            joins: false,
         }
+    }
+
+    /// Forgets what a parked request that is not tried again has left. To be called with each new
+    /// request.
+    pub fn begin(&mut self) {
+        self.joins = false;
     }
 
     /// The operations to do, ascending in the request's buffer within a stage.
@@ -208,6 +218,7 @@ impl Plan {
         self.slow.clear();
         self.kind = PlanKind::Idle;
         self.fua_commit = false;
+        self.joins = false;
     }
 
     pub(crate) fn room(&self) -> usize {

@@ -19,7 +19,7 @@ use crate::plan::CommitTicket;
 use crate::ring::{DeltaRing, Dropped};
 use crate::shared_counts::SharedCounts;
 use crate::stripe::{STRIPES, Stripe, stripe_index};
-use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Ordering};
+use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, CachePadded, Ordering};
 use crate::units::{DeviceIndex, LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::Volume;
 
@@ -54,6 +54,10 @@ pub struct Pool {
     pub(crate) written: Box<[CachePadded<[AtomicU64; MAX_DEVICES]>]>,
     /// The number of these that the last good flush of the device covered.
     pub(crate) flushed: CachePadded<[AtomicU64; MAX_DEVICES]>,
+    /// Devices that workers are flushing, a bit each.
+    flushing: CachePadded<AtomicU32>,
+    /// Whether a request waits for one of these flushes to end.
+    flush_awaited: AtomicBool,
     pub(crate) wake: CachePadded<Wake>,
     pub(crate) pages: CachePadded<PagePromises>,
     pub(crate) leaf_drops: Mutex<Vec<LeafDrop>>,
@@ -349,6 +353,27 @@ impl Pool {
         self.flushed.0[device].fetch_max(covered, Ordering::SeqCst);
     }
 
+    /// Begins to flush devices (a bit each) for a worker. `false`: one of them is being flushed, and
+    /// the end of that is an event.
+    pub(crate) fn begin_flush(&self, devices: u32) -> bool {
+        let free = |running: u32| (running & devices == 0).then_some(running | devices);
+        let begin = || self.flushing.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free);
+        if begin().is_ok() {
+            return true;
+        }
+        self.flush_awaited.store(true, Ordering::SeqCst);
+        // It may have ended before that was set.
+        begin().is_ok()
+    }
+
+    /// A worker has flushed these devices, or tried to.
+    pub(crate) fn end_flush(&self, devices: u32) {
+        self.flushing.0.fetch_and(!devices, Ordering::SeqCst);
+        if self.flush_awaited.swap(false, Ordering::SeqCst) {
+            self.bump();
+        }
+    }
+
     /// Promises a page to a clean slot. `freeing` changes may use the reserve that is kept for
     /// them.
     pub(crate) fn promise_page(&self, freeing: bool) -> bool {
@@ -393,6 +418,8 @@ impl Pool {
             progress: CachePadded::default(),
             written: (0..slots).map(|_| CachePadded::default()).collect(),
             flushed: CachePadded::default(),
+            flushing: CachePadded::default(),
+            flush_awaited: AtomicBool::new(false),
             wake: CachePadded::default(),
             pages: CachePadded::default(),
             leaf_drops: Mutex::new(Vec::with_capacity(1024)),

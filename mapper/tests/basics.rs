@@ -3,7 +3,8 @@
 mod common;
 
 use blockd_mapper::engine::{Control, Outcome, Releasing};
-use blockd_mapper::plan::Step;
+use blockd_mapper::io::IoError;
+use blockd_mapper::plan::{ParkReason, Plan, Step};
 use common::Rig;
 
 const MIB: usize = 1 << 20;
@@ -118,6 +119,78 @@ fn zeroes_keep_space_or_give_it_back() {
     assert_eq!((info(&rig).mapped, info(&rig).valid), (1 << 20, 0));
     assert!(rig.read(&volume, 0, MIB).iter().all(|&b| b == 0));
     rig.check();
+}
+
+#[test]
+fn flushes_that_come_together_are_one_flush_of_the_device() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 32 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &pattern(1, MIB)).unwrap();
+    rig.flush(&volume).unwrap();
+    let mut plans: Vec<_> = (0..16).map(|_| Plan::with_capacity(0)).collect();
+    let waits = Step::Park(ParkReason::InFlight);
+    let sent = Step::Issue { covered: 0 };
+    let done = Step::Done { covered: 0 };
+
+    // The first one finds a write to flush; the others each follow a write that it may not cover.
+    for (n, plan) in (0..).zip(&mut plans) {
+        rig.write(&volume, n * 4096, &pattern(2, 4096)).unwrap();
+        plan.begin();
+        let expected = if n == 0 { sent } else { waits };
+        assert_eq!(rig.worker.flush(&volume, plan).unwrap(), expected, "{n}");
+    }
+    let before = rig.pool.events();
+    rig.worker.complete(&volume, &mut plans[0], Ok(())).unwrap();
+    assert_ne!(rig.pool.events(), before, "those that wait are not tried again");
+
+    // One of those that waited flushes for all of them.
+    assert_eq!(rig.worker.flush(&volume, &mut plans[7]).unwrap(), sent);
+    assert_eq!(rig.worker.flush(&volume, &mut plans[1]).unwrap(), waits);
+    // What is written from now on is none of theirs.
+    rig.write(&volume, 0, &pattern(3, 4096)).unwrap();
+    rig.worker.complete(&volume, &mut plans[7], Ok(())).unwrap();
+    for n in (1..16).filter(|n| *n != 7) {
+        assert_eq!(rig.worker.flush(&volume, &mut plans[n]).unwrap(), done, "{n}");
+    }
+    plans[0].begin();
+    assert_eq!(rig.worker.flush(&volume, &mut plans[0]).unwrap(), sent);
+    rig.worker.complete(&volume, &mut plans[0], Ok(())).unwrap();
+}
+
+#[test]
+fn a_flush_that_waits_fails_with_the_one_under_way() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 32 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &pattern(1, MIB)).unwrap();
+    rig.flush(&volume).unwrap();
+    rig.write(&volume, 0, &pattern(2, 4096)).unwrap();
+    let mut plans = [Plan::with_capacity(0), Plan::with_capacity(0)];
+    assert!(matches!(rig.worker.flush(&volume, &mut plans[0]), Ok(Step::Issue { .. })));
+    assert!(matches!(rig.worker.flush(&volume, &mut plans[1]), Ok(Step::Park(_))));
+    let before = rig.pool.events();
+    assert!(rig.worker.complete(&volume, &mut plans[0], Err(IoError::Media)).is_err());
+    assert_ne!(rig.pool.events(), before, "the one that waits is not tried again");
+    assert!(rig.worker.flush(&volume, &mut plans[1]).is_err());
+}
+
+#[test]
+fn a_flush_that_was_given_up_leaves_nothing_to_the_next_one() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 32 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &pattern(1, MIB)).unwrap();
+    rig.flush(&volume).unwrap();
+    rig.write(&volume, 0, &pattern(2, 4096)).unwrap();
+    let mut plans = [Plan::with_capacity(0), Plan::with_capacity(0)];
+    assert!(matches!(rig.worker.flush(&volume, &mut plans[0]), Ok(Step::Issue { .. })));
+    assert!(matches!(rig.worker.flush(&volume, &mut plans[1]), Ok(Step::Park(_))));
+    rig.worker.complete(&volume, &mut plans[0], Ok(())).unwrap();
+    rig.write(&volume, 0, &pattern(3, 4096)).unwrap();
+    plans[1].begin();
+    assert!(matches!(rig.worker.flush(&volume, &mut plans[1]), Ok(Step::Issue { .. })));
+    rig.worker.complete(&volume, &mut plans[1], Ok(())).unwrap();
 }
 
 #[test]

@@ -174,7 +174,7 @@ pub const METRICS: &[Metric] = &[
         "Number of times that extents were granted to a volume",
     ),
     metric("blockd_pool_commits", Counter, POOL, "Finished commits"),
-    metric("blockd_pool_flushes", Counter, POOL, "Device flushes of the pool's thread"),
+    metric("blockd_pool_flushes", Counter, POOL, "Flushes of the pool's devices"),
     metric("blockd_pool_metadata_writes", Counter, POOL, "Writes of metadata"),
     metric("blockd_pool_metadata_written_bytes", Counter, POOL, "Bytes of metadata written"),
     metric("blockd_pool_discards", Counter, POOL, "Discards sent to the pool's devices"),

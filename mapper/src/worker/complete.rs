@@ -62,6 +62,12 @@ impl Worker {
                 self.pool.note_flushed(device, plan.flushed[device]);
             }
         }
+        self.pool.end_flush(
+            plan.flushed
+                .iter()
+                .enumerate()
+                .fold(0, |devices, (device, covered)| devices | u32::from(*covered > 0) << device),
+        );
         plan.reset();
         self.pool.check_alive().map(|()| Answer::Done)
     }

@@ -74,10 +74,17 @@ impl Worker {
     /// Makes every write answered before now durable, with the mapping that finds it (R2, R3).
     ///
     /// With nothing to commit it is a flush of each device written since its last one, done by
-    /// this worker itself; otherwise it waits for a commit captured from now on.
+    /// this worker itself; otherwise it waits for a commit captured from now on. While a flush of
+    /// one of these devices is under way the request parks, and with it all that ask meanwhile: the
+    /// first of them that is tried again flushes for all. A request that is tried again needs no
+    /// more than what was written when it was tried first; [`Plan::begin`] separates it from the
+    /// plan's next request.
     pub fn flush(&mut self, _volume: &Attachment, plan: &mut Plan) -> Result<Step, MapperError> {
         self.pool.check_alive()?;
         plan.check_idle()?;
+        if plan.joins {
+            return Ok(self.start_flush(plan));
+        }
         let ticket = self.ticket();
         let durable = self.pool.progress.0.durable.load(Ordering::SeqCst);
         let nothing_uncaptured = active(Mutation::ShortFlushDuringCommit)
@@ -93,26 +100,48 @@ impl Worker {
         }
         plan.reset();
         for device in 0..MAX_DEVICES {
-            let written = self.pool.written_on(device);
-            plan.flushed[device] = written;
-            if written > self.pool.flushed.0[device].load(Ordering::SeqCst) {
-                let handle = self.pool.handles[device].load(Ordering::Relaxed);
-                plan.push(PlanOp {
-                    kind: OpKind::Flush,
-                    stage: 0,
-                    device: DeviceIndex(handle),
-                    offset: 0,
-                    len: 0,
-                    buffer_offset: 0,
-                    unseen: false,
-                });
+            plan.flushed[device] = self.pool.written_on(device);
+        }
+        Ok(self.start_flush(plan))
+    }
+
+    /// Flushes the devices on which the plan needs more than has been flushed, if none of them is
+    /// being flushed: such a flush may have been sent before a write that this request covers.
+    fn start_flush(&self, plan: &mut Plan) -> Step {
+        let mut devices = 0;
+        for (device, needed) in plan.flushed.iter_mut().enumerate() {
+            if *needed > self.pool.flushed.0[device].load(Ordering::SeqCst) {
+                devices |= 1 << device;
+            } else {
+                *needed = 0;
             }
         }
-        if plan.ops.is_empty() {
-            return Ok(Step::Done { covered: 0 });
+        plan.joins = devices != 0 && !self.pool.begin_flush(devices);
+        if plan.joins {
+            if active(Mutation::FlushJoinsRunning) {
+                plan.flushed = [0; MAX_DEVICES];
+            }
+            return self.park(ParkReason::InFlight);
+        }
+        if devices == 0 {
+            return Step::Done { covered: 0 };
         }
         plan.kind = PlanKind::Flush;
-        Ok(Step::Issue { covered: 0 })
+        for device in (0..MAX_DEVICES).filter(|device| devices & (1 << device) != 0) {
+            // Read before the flush is sent: it covers all of these.
+            plan.flushed[device] = self.pool.written_on(device);
+            let handle = self.pool.handles[device].load(Ordering::Relaxed);
+            plan.push(PlanOp {
+                kind: OpKind::Flush,
+                stage: 0,
+                device: DeviceIndex(handle),
+                offset: 0,
+                len: 0,
+                buffer_offset: 0,
+                unseen: false,
+            });
+        }
+        Step::Issue { covered: 0 }
     }
 
     /// A flush that arrives now: the next commit to be captured, and everything numbered so far.

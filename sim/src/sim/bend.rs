@@ -31,6 +31,7 @@ impl Profile {
             | Mutation::CaptureOneSlot
             | Mutation::AnswerBeforeLog
             | Mutation::ShortFlushDuringCommit
+            | Mutation::FlushJoinsRunning
             | Mutation::FuaWithoutCommit
             | Mutation::FuaJoinsCommit
             | Mutation::NoOpeningFlush => self.bend_to_power(random),

@@ -75,6 +75,7 @@ marks! {
     DamageHarmless "damage that did no harm";
     PoolFailed "pools that stopped after an error";
     SlowIo "IO answered long after it was done";
+    FlushJoined "flushes that waited for another one of the same device";
     ParkSpace "requests parked for space";
     ParkSlowed "requests slowed down";
     ParkMetadata "requests parked for metadata pages";

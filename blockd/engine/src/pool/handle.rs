@@ -38,12 +38,12 @@ pub struct ExtentRun {
     pub usage: Option<Use>,
 }
 
-/// Counters of a pool's thread since it began.
+/// Counters of a pool since it was opened: of its thread, but for flushes.
 #[derive(Debug, Default)]
 pub struct PoolStats {
     /// Commits finished.
     pub commits: AtomicU64,
-    /// Flushes of devices by the pool's thread.
+    /// Flushes of devices, by the pool's thread and by workers.
     pub flushes: AtomicU64,
     /// Writes of metadata.
     pub writes: AtomicU64,

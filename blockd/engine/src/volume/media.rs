@@ -1,5 +1,7 @@
 //! A plan's operations on the media: in memory at once, otherwise through the ring.
 
+use std::sync::atomic::Ordering;
+
 use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{OpKind, PlanOp};
 use blockd_media::{Device, Gate, io_error};
@@ -234,7 +236,10 @@ impl Executor {
         match op.kind {
             OpKind::Read => io(ring, IoDirection::Read),
             OpKind::Write { fua } => io(ring, IoDirection::Write { dsync: fua }),
-            OpKind::Flush => ring.sync(token, file),
+            OpKind::Flush => {
+                self.pools[pool].handle.stats().flushes.fetch_add(1, Ordering::Relaxed);
+                ring.sync(token, file)
+            }
             OpKind::WriteZeroes { fua } => {
                 let mut done = 0;
                 while done < op.len {

@@ -112,6 +112,7 @@ impl Slot {
         self.request = Some(request);
         self.volume = volume;
         self.flow = Some(flow);
+        self.plan.begin();
         self.state = State::Ready;
         self.done = 0;
         self.covered = 0;

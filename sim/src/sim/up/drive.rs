@@ -18,7 +18,8 @@ impl Up {
         start: usize,
         rest: usize,
     ) -> Result<(), Violation> {
-        let plan = self.spare_plans.pop().unwrap_or_else(|| Plan::with_capacity(48));
+        let mut plan = self.spare_plans.pop().unwrap_or_else(|| Plan::with_capacity(48));
+        plan.begin();
         let part = Part {
             request,
             start,
@@ -97,6 +98,13 @@ impl Up {
         });
         if reason == ParkReason::Space {
             self.was_full = true;
+        }
+        let is_flush = |part: &Part| {
+            let request = self.requests[part.request].as_ref();
+            part.flushing || request.is_some_and(|request| request.kind == Kind::Flush)
+        };
+        if self.parts[at].as_ref().is_some_and(is_flush) {
+            core.marks.hit(Mark::FlushJoined);
         }
         if let Some(part) = self.parts[at].as_mut() {
             part.parked = Some(reason);
