@@ -1,11 +1,13 @@
-//! Hands out a worker's IO memory in powers of two of pages. All of it is there from the start: a
-//! request never waits for the kernel to find memory.
+//! Hands out a worker's IO memory in powers of two of pages. What was used once stays: a request
+//! waits for the kernel to find memory only when more is in use than ever before.
 
 use crate::block::{Buffer, Place};
 
 /// Largest order: 256 pages, 1 MiB. Longer requests are cut into pieces.
 pub(super) const MAX_ORDER: u8 = 8;
 
+/// Pages of a run of the largest order.
+pub(super) const RUN_PAGES: u32 = 1 << MAX_ORDER;
 /// Bytes of a page.
 const PAGE_BYTES: u32 = 4096;
 const NONE: u32 = u32::MAX;
@@ -36,8 +38,7 @@ pub(super) struct Arena {
 impl Arena {
     /// An arena of `pages` pages, rounded down to whole runs of the largest order.
     pub(super) fn new(pages: u32) -> Self {
-        let run = 1 << MAX_ORDER;
-        let pages = pages / run * run;
+        let pages = pages / RUN_PAGES * RUN_PAGES;
         let count = pages as usize;
         let mut arena = Self {
             heads: [NONE; MAX_ORDER as usize + 1],
@@ -49,7 +50,7 @@ impl Arena {
             doomed: vec![TAKEN; count].into(),
             free_pages: pages,
         };
-        for page in (0..pages).step_by(run as usize).rev() {
+        for page in (0..pages).step_by(RUN_PAGES as usize).rev() {
             arena.push(page, MAX_ORDER);
         }
         arena

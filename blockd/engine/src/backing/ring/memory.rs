@@ -5,7 +5,7 @@ use blockd_media::PAGE;
 use io_uring::IoUring;
 use memmap2::MmapMut;
 
-use crate::backing::arena::Arena;
+use crate::backing::arena::{Arena, RUN_PAGES};
 use crate::block::{Buffer, Place};
 
 /// Bytes of zeroes that are written from.
@@ -29,14 +29,25 @@ struct Area {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AreaId(u16);
 
+/// A longest run of the arena.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Run {
+    Unused,
+    /// In the table of buffers.
+    Fixed,
+    /// Not in the table: too little memory may be locked, and pages are pinned at each operation.
+    Unfixed,
+}
+
 /// All memory of a ring.
 #[derive(Debug)]
 pub(super) struct Memory {
     arena: Arena,
     bytes: MmapMut,
     zeroes: MmapMut,
-    /// The arena is entry 0 of the table of buffers.
-    fixed: bool,
+    /// The arena's longest runs, each of which becomes the entry of the table of buffers with its
+    /// number when it is used first: until then it takes no memory.
+    runs: Box<[Run]>,
     areas: Vec<Option<Area>>,
     /// Which entries of the table are taken; empty where there is none.
     table: Vec<bool>,
@@ -52,28 +63,42 @@ pub(super) struct Address {
 }
 
 impl Memory {
-    /// An arena of `arena_bytes` bytes, registered with the ring. With `lends`, areas can be made.
+    /// An arena of `arena_bytes` bytes. With `lends`, areas can be made.
     pub(super) fn new(ring: &IoUring, arena_bytes: usize, lends: bool) -> std::io::Result<Self> {
         let pages = u32::try_from(arena_bytes / PAGE).map_err(std::io::Error::other)?;
         let arena = Arena::new(pages);
-        let mut bytes = MmapMut::map_anon((arena.total_pages() * PAGE).max(PAGE))?;
-        let entries = if lends { MAX_TABLE } else { 1 };
-        let submitter = ring.submitter();
-        // Where too little memory may be locked, pages are pinned at each operation instead.
-        let has_table = submitter.register_buffers_sparse(entries).is_ok();
+        let bytes = MmapMut::map_anon((arena.total_pages() * PAGE).max(PAGE))?;
+        let runs = arena.total_pages() / RUN_PAGES as usize;
+        let fewest = u32::try_from(runs).map_err(std::io::Error::other)?.max(1);
+        let entries = if lends { MAX_TABLE.max(fewest) } else { fewest };
+        let has_table = ring.submitter().register_buffers_sparse(entries).is_ok();
+        let mut table = vec![false; if has_table { entries as usize } else { 0 }];
+        table.iter_mut().take(runs).for_each(|taken| *taken = true);
+        let zeroes = MmapMut::map_anon(ZEROES as usize)?;
+        let runs = vec![if has_table { Run::Unused } else { Run::Unfixed }; runs].into();
+        Ok(Self { arena, bytes, zeroes, runs, areas: Vec::new(), table })
+    }
+
+    pub(super) fn allocate(&mut self, ring: &IoUring, bytes: u64) -> Option<Buffer> {
+        let buffer = self.arena.allocate(bytes)?;
+        if let Place::Arena { page, .. } = buffer.place()
+            && self.runs[(page / RUN_PAGES) as usize] == Run::Unused
+        {
+            self.fix(ring, page / RUN_PAGES);
+        }
+        Some(buffer)
+    }
+
+    /// Puts a run of the arena into the table of buffers.
+    #[cold]
+    fn fix(&mut self, ring: &IoUring, run: u32) {
+        let at = run as usize;
+        let bytes = &mut self.bytes[at * RUN_PAGES as usize * PAGE..][..RUN_PAGES as usize * PAGE];
         let vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         // SAFETY: the memory lives until the ring is gone (order of the ring's fields, and its
         // drop), and is never moved.
-        let known = || unsafe { submitter.register_buffers_update(0, &[vector], None) }.is_ok();
-        let fixed = has_table && known();
-        let mut table = vec![false; if has_table { entries as usize } else { 0 }];
-        table.iter_mut().take(1).for_each(|taken| *taken = true);
-        let zeroes = MmapMut::map_anon(ZEROES as usize)?;
-        Ok(Self { arena, bytes, zeroes, fixed, areas: Vec::new(), table })
-    }
-
-    pub(super) fn allocate(&mut self, bytes: u64) -> Option<Buffer> {
-        self.arena.allocate(bytes)
+        let known = unsafe { ring.submitter().register_buffers_update(run, &[vector], None) };
+        self.runs[at] = if known.is_ok() { Run::Fixed } else { Run::Unfixed };
     }
 
     pub(super) fn free(&mut self, buffer: &Buffer) {
@@ -164,7 +189,9 @@ impl Memory {
             None => Address { start: self.zeroes[at..].as_mut_ptr(), fixed: None },
             Some(Place::Arena { page, .. }) => {
                 let start = self.bytes[page as usize * PAGE..][at..].as_mut_ptr();
-                Address { start, fixed: self.fixed.then_some(0) }
+                let run = page / RUN_PAGES;
+                let is_fixed = self.runs[run as usize] == Run::Fixed;
+                Address { start, fixed: u16::try_from(run).ok().filter(|_| is_fixed) }
             }
             Some(Place::Area { area, piece }) => {
                 let area = self.areas.get_mut(usize::from(area)).and_then(Option::as_mut);
@@ -288,5 +315,36 @@ impl Memory {
         std::mem::forget(std::mem::replace(&mut self.bytes, bytes));
         std::mem::forget(std::mem::replace(&mut self.zeroes, zeroes));
         std::mem::forget(std::mem::take(&mut self.areas));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_memory_that_was_used_is_given_to_the_kernel() {
+        let ring = IoUring::new(8).unwrap();
+        let mut memory = Memory::new(&ring, 4 << 20, false).unwrap();
+        let given = |memory: &Memory| memory.runs.iter().filter(|run| **run != Run::Unused).count();
+        assert_eq!((memory.runs.len(), given(&memory)), (4, 0));
+        // What is free again is used first.
+        for _ in 0..100 {
+            let small = memory.allocate(&ring, 4096).unwrap();
+            memory.free(&small);
+        }
+        assert_eq!(given(&memory), 1);
+        let long: Vec<_> = (0..4).map(|_| memory.allocate(&ring, 1 << 20).unwrap()).collect();
+        assert_eq!(given(&memory), 4);
+        assert!(memory.allocate(&ring, 1).is_none());
+        let places: Vec<_> =
+            long.iter().map(|buffer| memory.address(Some(buffer.place()), 4096).fixed).collect();
+        assert!(
+            places.iter().all(Option::is_none) || {
+                let mut fixed: Vec<_> = places.into_iter().flatten().collect();
+                fixed.sort_unstable();
+                fixed == [0, 1, 2, 3]
+            }
+        );
     }
 }

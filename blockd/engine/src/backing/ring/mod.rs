@@ -199,7 +199,7 @@ impl Ring {
     /// Allocates memory for up to 1 MiB; `None` while none is free.
     #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Option<Buffer> {
-        self.memory.allocate(bytes)
+        self.memory.allocate(&self.ring, bytes)
     }
 
     /// Gives memory back; it is used again when no operation needs it any more.
