@@ -55,5 +55,6 @@ pub(crate) mod sync;
 pub mod units;
 #[cfg(not(loom))]
 mod volume;
+mod volumes;
 #[cfg(not(loom))]
 pub mod worker;

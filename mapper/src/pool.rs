@@ -3,7 +3,6 @@
 mod free_space;
 mod tuning;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -22,6 +21,7 @@ use crate::stripe::{STRIPES, Stripe, stripe_index};
 use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, CachePadded, Ordering};
 use crate::units::{DeviceIndex, LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::Volume;
+use crate::volumes::Volumes;
 
 pub(crate) use free_space::FreeSpace;
 pub use free_space::split;
@@ -46,7 +46,7 @@ pub struct Pool {
     pub(crate) gate: MutationGate,
     pub(crate) epochs: IoEpochs,
     pub(crate) ring: DeltaRing,
-    pub(crate) volumes: RwLock<BTreeMap<VolumeId, Arc<Volume>>>,
+    pub(crate) volumes: RwLock<Volumes>,
     pub(crate) free_space: Mutex<FreeSpace>,
     pub(crate) workers: Mutex<u64>,
     pub(crate) progress: CachePadded<Progress>,
@@ -412,7 +412,7 @@ impl Pool {
             gate: MutationGate::new(slots, next_lsn),
             epochs: IoEpochs::new(slots),
             ring,
-            volumes: RwLock::new(BTreeMap::new()),
+            volumes: RwLock::new(Volumes::default()),
             free_space: Mutex::new(FreeSpace::default()),
             workers: Mutex::new(0),
             progress: CachePadded::default(),

@@ -1,18 +1,14 @@
 //! Grants of extents to volumes, of pages to dirty leaves, of leaves to all workers.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::mutation::{Situation, met};
 use crate::sync::Ordering;
-use crate::units::VolumeId;
 use crate::volume::Volume;
+use crate::volumes::Volumes;
 
 use super::Engine;
 use super::space::Waiting;
-
-/// All volumes of a pool.
-pub(super) type Volumes = BTreeMap<VolumeId, Arc<Volume>>;
 
 /// Metadata extents added in one go; more follow at the next poll if they are needed.
 const EXTENTS_PER_STEP: u32 = 16;

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::format::catalogue::VolumeKind;
+use crate::format::name::VolumeName;
 use crate::leaf::LEAF_ENTRIES;
 use crate::pool::{Pool, Space};
 use crate::sync::Ordering;
-use crate::units::{Epoch, LeafId, PhysicalExtent};
+use crate::units::{Epoch, LeafId, PhysicalExtent, VolumeId};
 use crate::volume::{Volume, VolumeSummary};
 
 use super::Engine;
@@ -31,6 +33,36 @@ impl Pool {
         // that.
         let volumes: Vec<_> = self.volumes.read().values().cloned().collect();
         volumes.iter().map(|volume| volume.summary(self.geometry)).collect()
+    }
+
+    /// The volume or snapshot of that name, without counting anything.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<VolumeSummary> {
+        let name = VolumeName::new(name).ok()?;
+        let found = self.volumes.read().named(&name).cloned()?;
+        Some(found.summary(self.geometry))
+    }
+
+    /// The name of a volume or snapshot.
+    #[must_use]
+    pub fn name_of(&self, id: VolumeId) -> Option<String> {
+        self.volumes.read().get(&id).map(|one| one.identity.name.as_str().to_owned())
+    }
+
+    /// Whether others were made of a volume of this lineage, or it of others: only these share
+    /// anything.
+    #[must_use]
+    pub fn has_relatives(&self, lineage: VolumeId) -> bool {
+        self.volumes.read().family(lineage) > 1
+    }
+
+    /// Bytes that all volumes have together, snapshots not counted: what is promised to clients.
+    #[must_use]
+    pub fn promised(&self) -> u64 {
+        let volumes = self.volumes.read();
+        let sizes = volumes.values().filter(|one| one.identity.kind == VolumeKind::Volume);
+        let size = |one: &Arc<Volume>| one.size.load(Ordering::Acquire);
+        sizes.map(size).fold(0, u64::saturating_add)
     }
 }
 
@@ -89,12 +121,10 @@ impl Engine {
         let volumes: Vec<_> = self.pool.volumes.read().values().cloned().collect();
         let counted = |volume: &Arc<Volume>| {
             let summary = volume.summary(self.pool.geometry);
-            let lineage = volume.identity.lineage;
-            let family = volumes.iter().filter(|other| other.identity.lineage == lineage).count();
             // A volume without relatives shares nothing.
-            let exclusive = match family {
-                1 => summary.mapped,
-                _ => self.exclusive_extents(volume) * self.pool.geometry.extent_size(),
+            let exclusive = match self.pool.has_relatives(volume.identity.lineage) {
+                false => summary.mapped,
+                true => self.exclusive_extents(volume) * self.pool.geometry.extent_size(),
             };
             VolumeSummary { exclusive: Some(exclusive), ..summary }
         };
@@ -270,7 +300,7 @@ mod tests {
             name: VolumeName::new("a").unwrap(),
         };
         let volume = Arc::new(Volume::new(identity, 4096, Directory::new(1).unwrap()));
-        pool.volumes.write().insert(id, Arc::clone(&volume));
+        pool.volumes.write().insert(Arc::clone(&volume));
         let held = volume.reserve.lock();
         let counting = std::thread::spawn({
             let pool = Arc::clone(&pool);

@@ -11,9 +11,9 @@ use crate::space::{Marks, Observed, SpaceChange, SpaceState, SpaceWatch, VolumeS
 use crate::sync::Ordering;
 use crate::units::VolumeId;
 use crate::volume::Volume;
+use crate::volumes::Volumes;
 
 use super::Engine;
-use super::grant::Volumes;
 
 /// How often allowances are given out while a volume waits for one.
 const TICK_NS: u64 = 20_000_000;

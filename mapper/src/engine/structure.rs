@@ -97,7 +97,7 @@ impl Engine {
         self.trees.insert(id, VolumeTree { tree, place });
         self.controls.next_volume_id = self.controls.next_volume_id.max(id.0.saturating_add(1));
         self.controls.lineages.insert(id, volume.identity.lineage);
-        self.pool.volumes.write().insert(id, Arc::new(volume));
+        self.pool.volumes.write().insert(Arc::new(volume));
         self.mark_record(id);
         Ok(())
     }
@@ -127,7 +127,7 @@ impl Engine {
         let volume = self.pool.volume(id)?;
         self.mark_record(id);
         volume.state.store(DELETED, Ordering::SeqCst);
-        self.pool.volumes.write().remove(&id);
+        self.pool.volumes.write().remove(id);
         volume.keep_less(u64::MAX);
         self.take_back_reserve(&volume);
         let directory = volume.directory.load_full();

@@ -256,7 +256,7 @@ impl Loader {
         self.trees.insert(record.id, VolumeTree { tree, place });
         let volume = std::sync::Arc::new(Volume::new(identity, record.size, directory));
         volume.set(record.settings, pool.geometry);
-        pool.volumes.write().insert(record.id, volume);
+        pool.volumes.write().insert(volume);
         self.records.insert(at, *record);
         let what = What::Index { volume: record.id, level: record.levels, index: 0 };
         if record.levels > 0 { self.request(record.root, what) } else { Ok(()) }

@@ -146,9 +146,6 @@ impl Control {
         pool: &PoolHandle,
         volumes: Vec<VolumeSummary>,
     ) -> Vec<v1::Volume> {
-        let summaries = pool.mapper().summaries();
-        let names: BTreeMap<VolumeId, String> =
-            summaries.into_iter().map(|volume| (volume.id, volume.name)).collect();
         let mut clients: BTreeMap<VolumeId, u32> = BTreeMap::new();
         for one in self.0.data_path.connections() {
             if one.pool == pool.id() {
@@ -158,7 +155,7 @@ impl Control {
         let level = durability(of_devices(pool));
         let describe = |volume: VolumeSummary| v1::Volume {
             durability: level.into(),
-            origin: names.get(&volume.origin).cloned().unwrap_or_default(),
+            origin: pool.mapper().name_of(volume.origin).unwrap_or_default(),
             connections: clients.get(&volume.id).copied().unwrap_or(0),
             ..self.describe_volume(pool, volume)
         };

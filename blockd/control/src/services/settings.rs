@@ -37,9 +37,7 @@ impl Control {
     pub(super) fn check_promise(&self, pool: &PoolHandle, more: u64) -> Result<(), Error> {
         let known = self.known(pool.name())?;
         let total: u64 = pool.devices().iter().map(|device| device.size).sum();
-        let summaries = pool.mapper().summaries();
-        let kind = blockd_mapper::format::catalogue::VolumeKind::Volume;
-        let promised: u64 = summaries.iter().filter(|v| v.kind == kind).map(|v| v.size).sum();
+        let promised = pool.mapper().promised();
         let needed = promised.saturating_add(more);
         match known.config.space.overprovision_percent {
             Some(percent) => {

@@ -20,7 +20,7 @@ use super::{Control, EventKind, pool_error};
 
 /// The volume of that name.
 pub(super) fn find(pool: &PoolHandle, name: &str) -> Option<VolumeSummary> {
-    pool.mapper().summaries().into_iter().find(|volume| volume.name == name)
+    pool.mapper().find(name)
 }
 
 impl Control {

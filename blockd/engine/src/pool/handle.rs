@@ -373,29 +373,21 @@ impl PoolHandle {
 
     /// All volumes and snapshots, with their exclusive space.
     pub async fn volumes(&self) -> Result<Vec<VolumeSummary>, PoolError> {
-        self.counted(self.shared.pool.summaries(), |_| true).await
+        self.counted(self.shared.pool.summaries()).await
     }
 
     /// The volume of that name.
     pub async fn volume(&self, name: &str) -> Result<Option<VolumeSummary>, PoolError> {
-        let all = self.shared.pool.summaries();
-        Ok(self.counted(all, |one| one.name == name).await?.pop())
+        let found = self.shared.pool.find(name).into_iter().collect();
+        Ok(self.counted(found).await?.pop())
     }
 
-    /// Some of all volumes, with their exclusive space. A volume without relatives shares nothing;
-    /// the others are counted.
-    async fn counted(
-        &self,
-        all: Vec<VolumeSummary>,
-        wanted: impl Fn(&VolumeSummary) -> bool,
-    ) -> Result<Vec<VolumeSummary>, PoolError> {
-        let mut family: BTreeMap<VolumeId, usize> = BTreeMap::new();
-        for one in &all {
-            *family.entry(one.lineage).or_default() += 1;
-        }
+    /// Volumes with their exclusive space. A volume without relatives shares nothing; the others
+    /// are counted.
+    async fn counted(&self, volumes: Vec<VolumeSummary>) -> Result<Vec<VolumeSummary>, PoolError> {
         let (mut infos, mut related) = (Vec::new(), Vec::new());
-        for one in all.into_iter().filter(|one| wanted(one)) {
-            if family.get(&one.lineage).is_some_and(|count| *count > 1) {
+        for one in volumes {
+            if self.shared.pool.has_relatives(one.lineage) {
                 related.push(one);
             } else {
                 infos.push(VolumeSummary { exclusive: Some(one.mapped), ..one });

@@ -69,7 +69,7 @@ impl Engine {
     }
 
     pub(in super::super) fn by_name(&self, name: &VolumeName) -> Option<Arc<Volume>> {
-        self.pool.volumes.read().values().find(|v| v.identity.name == *name).cloned()
+        self.pool.volumes.read().named(name).cloned()
     }
 
     /// Returns the first of `count` consecutive ids that were never used.

@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use blockd_api::extend::{Extend, MAX_MESSAGE_BYTES, Message, Parsed, Refusal, parse};
 use blockd_engine::pool::{Keep, Shortage};
-use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::error::{Error, shown};
 use parking_lot::Mutex;
@@ -367,9 +366,8 @@ impl Server {
         let Ok(handle) = self.control.pool(&self.pool) else { return };
         let mut is_full = false;
         for (id, waiting) in self.queue.entries() {
-            let is_meant =
-                |one: &VolumeSummary| one.name == waiting.volume && one.kind == VolumeKind::Volume;
-            let Some(volume) = handle.mapper().summaries().into_iter().find(is_meant) else {
+            let found = handle.mapper().find(&waiting.volume);
+            let Some(volume) = found.filter(|one| one.kind == VolumeKind::Volume) else {
                 self.queue.end(id, Verdict::NoVolume);
                 continue;
             };
