@@ -24,7 +24,7 @@ use super::{
 
 pub use pools::note_others;
 
-/// Connections of a listener. Each takes a descriptor, three with TLS.
+/// Connections of a listener. Each takes a descriptor, four with TLS.
 const MAX_CONNECTIONS: i64 = 65_536;
 
 /// Reads and checks a file.

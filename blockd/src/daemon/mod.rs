@@ -79,8 +79,8 @@ fn wanted_descriptors(config: &Config) -> u64 {
     const OTHERS: usize = 1024;
     let of_listener = |one: &ListenerConfig| match one.tls {
         TlsUse::Off => one.max_connections,
-        // The socket, and both ends of the way to the worker.
-        TlsUse::Allowed | TlsUse::Required => one.max_connections.saturating_mul(3),
+        // The socket, twice, and both ends of the way to the worker.
+        TlsUse::Allowed | TlsUse::Required => one.max_connections.saturating_mul(4),
     };
     let connections = config.nbd.listeners.iter().map(of_listener);
     connections.fold(OTHERS, usize::saturating_add) as u64

@@ -1,7 +1,7 @@
 //! One connection's negotiation: does for `codec::handshake` what it cannot do itself.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ pub enum Failure {
 }
 
 /// A socket that can be given away.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {
+pub(super) trait Stream: AsyncRead + AsyncWrite + AsFd + Unpin + Send {
     /// The socket, blocking: a ring gives an error for one that isn't, instead of waiting.
     fn into_fd(self: Box<Self>) -> io::Result<OwnedFd>;
 }
@@ -141,7 +141,10 @@ impl Channel {
     fn into_fd(self, held: &Arc<Held>, send_limit: Duration) -> io::Result<OwnedFd> {
         match self {
             Self::Plain(stream) => stream.into_fd(),
-            Self::Encrypted(stream) => tls::relay(*stream, send_limit, Arc::clone(held)),
+            Self::Encrypted(stream) => {
+                let client = stream.get_ref().0.as_fd().try_clone_to_owned()?;
+                tls::relay(*stream, client, send_limit, Arc::clone(held))
+            }
         }
     }
 }

@@ -1,23 +1,33 @@
 //! TLS: certificates from files, and the relay between an encrypted connection and a worker.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::net::unix::WriteHalf;
 use tokio_rustls::TlsAcceptor;
 
 /// Bytes in flight in each direction of a relay: a TLS record has at most 16 KiB, and a few of
 /// them are worth one write.
 const RELAY_BUFFER_BYTES: usize = 64 << 10;
+
+/// How often it is looked whether a client is still there whose requests the worker does not take.
+const CLIENT_LOOK: Duration = Duration::from_millis(200);
+/// Most room that a client which is gone gets for what it has sent, as the kernel counts it: twice
+/// what Linux takes from a TCP connection that nothing is read from.
+const MOST_SENT: usize = 16 << 20;
 
 /// Where a server's identity comes from, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,10 +109,11 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
 /// A pair of sockets: the plain end for a worker, and a task that carries bytes between the
 /// other end and `encrypted`. Has to be called within a runtime.
 ///
-/// The relay holds `held` until it has ended. A client that takes no byte for `send_limit` ends it:
+/// `client` is another descriptor of the encrypted socket. The relay holds it and `held` until it has ended. A client that takes no byte for `send_limit` ends it:
 /// the worker's own limit says nothing here, as what the worker has sent may be in the relay.
 pub(super) fn relay(
     encrypted: impl AsyncRead + AsyncWrite + Send + 'static,
+    client: OwnedFd,
     send_limit: Duration,
     held: impl Send + 'static,
 ) -> io::Result<OwnedFd> {
@@ -110,7 +121,7 @@ pub(super) fn relay(
     ours.set_nonblocking(true)?;
     let ours = UnixStream::from_std(ours)?;
     tokio::spawn(async move {
-        carry(encrypted, ours, send_limit).await;
+        carry(encrypted, &client, ours, send_limit).await;
         drop(held);
     });
     Ok(theirs.into())
@@ -121,32 +132,110 @@ pub(super) fn relay(
 /// does a client that does not read.
 async fn carry(
     encrypted: impl AsyncRead + AsyncWrite,
+    client: &OwnedFd,
     mut plain: UnixStream,
     send_limit: Duration,
 ) {
     let (mut from_client, mut to_client) = tokio::io::split(encrypted);
     let (mut from_worker, mut to_worker) = plain.split();
     let requests = async {
-        // A worker that does not receive is waiting for room or limits, for as long as that takes.
-        pump(&mut from_client, &mut to_worker, None).await?;
+        carry_requests(&mut from_client, client, &mut to_worker).await?;
         // The replies are still to come.
         std::future::pending::<io::Result<()>>().await
     };
     let ended = tokio::select! {
         ended = requests => ended,
-        ended = pump(&mut from_worker, &mut to_client, Some(send_limit)) => ended,
+        ended = pump(&mut from_worker, &mut to_client, send_limit) => ended,
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "encrypted connection ended");
     }
 }
 
-/// Carries bytes one way until they end, then closes the other side. `limit`: how long the other
-/// side may take none.
+/// Carries requests until they end, then closes the worker's side. A worker that does not receive is
+/// waiting for room or limits, for as long as that takes. If the client has closed its socket
+/// meanwhile, all that it has sent is handed on at once: its end comes behind that, and the worker
+/// frees what such a client holds.
+async fn carry_requests(
+    from: &mut (impl AsyncRead + Unpin),
+    client: &OwnedFd,
+    to: &mut WriteHalf<'_>,
+) -> io::Result<()> {
+    let mut has_ended = false;
+    loop {
+        let buffer = read_some(from).await?;
+        if buffer.is_empty() {
+            return to.shutdown().await;
+        }
+        let mut rest = &buffer[..];
+        while !rest.is_empty() {
+            if has_ended {
+                rest = &rest[send_at_once(to.as_ref(), rest)?..];
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            match tokio::time::timeout(CLIENT_LOOK, to.write(rest)).await {
+                Ok(written) => match written? {
+                    0 => return Err(io::ErrorKind::WriteZero.into()),
+                    count => rest = &rest[count..],
+                },
+                Err(_) => {
+                    if !has_ended && sends_no_more(client)? {
+                        has_ended = true;
+                        make_room(to.as_ref(), client, rest.len())?;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether the peer of a socket has shut down its sending side, or closed the socket. An error if
+/// it takes nothing any more either.
+fn sends_no_more(client: &OwnedFd) -> io::Result<bool> {
+    // `nix` has no name for this event, and returns `None` for a set of events with one.
+    let has = |wanted| {
+        let mut polled = [PollFd::new(client.as_fd(), wanted)];
+        poll(&mut polled, PollTimeout::ZERO)?;
+        io::Result::Ok(polled[0].revents().is_none_or(|events| !events.is_empty()))
+    };
+    // That it is closed as a whole is always reported.
+    if has(PollFlags::empty())? {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    }
+    has(PollFlags::from_bits_retain(libc::POLLRDHUP))
+}
+
+/// Lets the way to the worker take all that a client has sent: these bytes are in the kernel's
+/// memory already, and only change their place in it. Without the right to exceed the system's
+/// limit it takes as much as that allows.
+fn make_room(to: &UnixStream, client: &OwnedFd, more: usize) -> io::Result<()> {
+    let sent = rustix::io::ioctl_fionread(client)?;
+    // The kernel counts its own structures too.
+    let bytes = usize::try_from(sent).unwrap_or(usize::MAX).saturating_add(more).saturating_mul(2);
+    let bytes = bytes.clamp(RELAY_BUFFER_BYTES, MOST_SENT);
+    if setsockopt(to, sockopt::SndBufForce, &bytes).is_err() {
+        setsockopt(to, sockopt::SndBuf, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Sends as many bytes as there is room for.
+fn send_at_once(to: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
+    match send(to.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
+        Ok(count) => Ok(count),
+        Err(Errno::EAGAIN) => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Carries bytes one way until they end, then closes the other side, which takes some within each
+/// `limit`.
 async fn pump(
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
-    limit: Option<Duration>,
+    limit: Duration,
 ) -> io::Result<()> {
     loop {
         let buffer = read_some(from).await?;
@@ -176,15 +265,63 @@ async fn read_some(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     .await
 }
 
-async fn in_time<T>(
-    limit: Option<Duration>,
-    work: impl Future<Output = io::Result<T>>,
-) -> io::Result<T> {
-    match limit {
-        None => work.await,
-        Some(limit) => match tokio::time::timeout(limit, work).await {
-            Ok(result) => result,
-            Err(_) => Err(io::ErrorKind::TimedOut.into()),
-        },
+async fn in_time<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A relay for a client over TCP, and the worker's end of it.
+    fn relayed() -> (TcpStream, OwnedFd) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        server.set_nonblocking(true).unwrap();
+        let other = server.try_clone().unwrap().into();
+        let server = tokio::net::TcpStream::from_std(server).unwrap();
+        (client, relay(server, other, Duration::from_secs(60), ()).unwrap())
+    }
+
+    async fn until(what: &str, holds: impl Fn() -> bool) {
+        for _ in 0..500 {
+            if holds() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("not within 5 s: {what}");
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_client_is_seen_although_the_worker_does_not_receive() {
+        let (mut client, worker) = relayed();
+        // More than the way to a worker takes.
+        client.write_all(&[7; 400 << 10]).unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!sends_no_more(&worker).unwrap(), "it may send more");
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        until("the end is handed on", || sends_no_more(&worker).is_ok_and(|ended| ended)).await;
+        // It may still wait for answers to all of this.
+        let mut plain = std::os::unix::net::UnixStream::from(worker);
+        let mut received = Vec::new();
+        std::io::Read::read_to_end(&mut plain, &mut received).unwrap();
+        assert_eq!(received, [7; 400 << 10]);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_is_reset_ends_the_relay() {
+        let (mut client, worker) = relayed();
+        client.write_all(&[7; 400 << 10]).unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        // An answer that is not read makes closing a reset.
+        nix::unistd::write(&worker, b"answer").unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(client);
+        until("the worker's end is closed", || sends_no_more(&worker).is_err()).await;
     }
 }
