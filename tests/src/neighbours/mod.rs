@@ -10,6 +10,7 @@ mod attack;
 mod client;
 mod ends;
 mod left;
+mod raw;
 mod site;
 mod table;
 mod victim;
@@ -28,6 +29,7 @@ use victim::Prepared;
 
 pub use attack::{Attack, Did};
 pub use ends::End;
+pub use raw::Raw;
 pub use site::Transport;
 pub use table::Table;
 pub use victim::{Figures, Victim};
@@ -35,7 +37,8 @@ pub use victim::{Figures, Victim};
 /// The least part of a victim's throughput that is left to it.
 const LEAST_SHARE: f64 = 0.5;
 /// The same beside those that use the media as much as any neighbour may: a victim with one request
-/// at a time waits for their share of the queue.
+/// at a time waits for their share of the queue. If plain files on the same disk have less of it,
+/// [`LEAST_SHARE`] of that.
 const LEAST_SHARE_OF_MEDIA: f64 = 0.05;
 /// The most by which its worst latency grows, in milliseconds.
 const MOST_BEYOND_MS: f64 = 1000.0;
@@ -83,9 +86,13 @@ impl Cell {
         self.beside_attack.per_second / self.beside_neighbour.per_second.max(f64::MIN_POSITIVE)
     }
 
-    fn judge(&mut self) {
+    fn judge(&mut self, raw: Option<Raw>) {
         let share = self.share();
-        let least = if self.attack.uses_media() { LEAST_SHARE_OF_MEDIA } else { LEAST_SHARE };
+        let plain = raw.and_then(|raw| raw.of(self.victim)).unwrap_or(1.0);
+        let least = match self.attack.uses_media() {
+            true => LEAST_SHARE_OF_MEDIA.min(LEAST_SHARE * plain),
+            false => LEAST_SHARE,
+        };
         if share < least {
             self.misses.push(format!("share {share:.2}"));
         }
@@ -115,6 +122,8 @@ pub struct Left {
 /// All that was measured.
 #[derive(Debug, Default, Serialize)]
 pub struct Outcome {
+    /// What plain files keep, if it was measured.
+    pub raw: Option<Raw>,
     pub cells: Vec<Cell>,
     pub left: Vec<Left>,
     pub ends: Vec<End>,
@@ -140,6 +149,11 @@ pub fn run(options: &Options, table: &mut Table) -> Result<Outcome> {
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(DESCRIPTORS.min(hard)), hard)?;
     let mut matrix =
         Matrix { options, identity: Identity::new()?, site: None, outcome: Outcome::default() };
+    if !options.together && options.attacks.iter().any(|attack| attack.uses_media()) {
+        let raw = Raw::measure(options.folder.as_deref(), options.window)?;
+        table.raw(&raw);
+        matrix.outcome.raw = Some(raw);
+    }
     for transport in &options.transports {
         let mut beside = matrix.baseline(*transport, &options.victims)?;
         for attack in &options.attacks {
@@ -252,7 +266,7 @@ impl Matrix<'_> {
                     attempts: attempt,
                     misses: Vec::new(),
                 };
-                cell.judge();
+                cell.judge(self.outcome.raw);
                 if cell.misses.is_empty() || is_last {
                     table.cell(&cell);
                     self.outcome.cells.push(cell);

@@ -15,7 +15,7 @@ use super::client::{Client, FLUSH, Manner, READ, Request, WRITE};
 use super::site::{Site, Transport, WRITTEN, spare};
 
 /// Bytes of a request.
-const BLOCK: u64 = 4096;
+pub(super) const BLOCK: u64 = 4096;
 /// A victim gives up on an operation after this time: well beyond what is allowed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
