@@ -75,6 +75,8 @@ pub struct World {
     crashes_unread: u32,
     /// Stores to the ring after which the process dies, if it is to die in the middle.
     cut_stores: Option<u64>,
+    /// Events that this is waited for: before each of them everything known is copied.
+    cut_events: u32,
     /// A script decides the events: every opening is followed by reading everything back.
     scripted: bool,
     /// A volume is being deleted to check the space that it frees.
@@ -154,6 +156,7 @@ impl World {
             crashes_in_row: 0,
             crashes_unread: 0,
             cut_stores: None,
+            cut_events: 0,
             scripted: false,
             prediction: None,
             compared: false,

@@ -289,6 +289,11 @@ impl World {
 
     /// Arms the death of the process in the middle of a ring record.
     pub(super) fn begin_cut(&mut self) -> Option<Cut> {
+        self.cut_events = self.cut_events.saturating_sub(1);
+        if self.cut_events == 0 {
+            // Nothing changes any more, as the pool is full or all is done.
+            self.cut_stores = None;
+        }
         self.cut_stores?;
         blockd_mapper::ring::stores::stop_after(self.cut_stores);
         let token = self.core.next_token();

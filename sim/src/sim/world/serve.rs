@@ -10,6 +10,8 @@ use super::{Phase, World};
 
 /// Events without any progress after which a history is stuck.
 const IDLE_LIMIT: u32 = 400;
+/// Events that the death in the middle of a ring record is waited for. Nearly all come within 100.
+const CUT_EVENTS: u32 = 1000;
 
 /// The next possible events.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,7 @@ impl World {
             let torn = self.core.profile.torn_ring;
             if self.cut_stores.is_none() && self.core.chance(torn) {
                 self.cut_stores = Some(self.core.random.u64(1..24));
+                self.cut_events = CUT_EVENTS;
             } else {
                 self.random_crash();
                 return Ok(());
