@@ -1,6 +1,6 @@
 //! The claims about the NBD server, and the workloads that measure them.
 
-use super::fio::FLUSHES;
+use super::fio::{COMMITS, FLUSHES};
 use super::server::Kind;
 
 /// The compared figure.
@@ -102,6 +102,11 @@ const LARGE: [Workload; 2] = [
     Workload { targets: IOPS, ..workload("write-seq", "128 KiB sequential write, depth 8", 1) },
 ];
 
+const DEPTH_1: [Workload; 2] = [
+    Workload { targets: IOPS, ..workload("randread-qd1", "4 KiB random read, depth 1", 1) },
+    Workload { targets: IOPS, ..workload("randwrite-qd1", "4 KiB random write, depth 1", 1) },
+];
+
 /// The kinds of qemu-nbd that use O_DIRECT on a raw image.
 const QEMU_DIRECT: &[Kind] = &[Kind::QemuDirect, Kind::QemuNative];
 
@@ -119,13 +124,14 @@ pub const STAGES: [Stage; 5] = [
         ],
         workloads: &[
             SMALL[0], SMALL[1], SMALL[2], SMALL[3], SMALL[4], SMALL[5], LARGE[0], LARGE[1],
+            DEPTH_1[0], DEPTH_1[1],
         ],
     },
     Stage {
         name: "memory",
         medium: Medium::Memory,
         servers: &[Kind::Blockd, Kind::NbdkitMemory, Kind::NbdkitMalloc],
-        workloads: &[SMALL[0], SMALL[1], SMALL[2], LARGE[0], LARGE[1]],
+        workloads: &[SMALL[0], SMALL[1], SMALL[2], LARGE[0], LARGE[1], DEPTH_1[0], DEPTH_1[1]],
     },
     Stage {
         name: "pmem",
@@ -161,6 +167,12 @@ pub const STAGES: [Stage; 5] = [
                 targets: &[target(Figure::Iops, Peer::Best, 2.0)],
                 ..workload(FLUSHES, "4 KiB random write, depth 32, a flush each 16", 1)
             },
+            Workload {
+                targets: &[target(Figure::Iops, Peer::Best, 1.3)],
+                ..workload(COMMITS, "4 KiB write and flush, one after the other", 8)
+            },
+            DEPTH_1[0],
+            DEPTH_1[1],
         ],
     },
 ];

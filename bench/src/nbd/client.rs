@@ -121,6 +121,30 @@ impl Client {
         self.leave()
     }
 
+    /// Waits for a reply without data.
+    fn answered(&mut self) -> Result<()> {
+        let mut reply = [0; REPLY];
+        self.stream.read_exact(&mut reply)?;
+        ensure!(reply[4..8] == [0; 4], "a write or a flush failed");
+        Ok(())
+    }
+
+    /// Writes a block and flushes, again and again; returns how often.
+    fn commit(mut self, seconds: f64, seed: u64) -> Result<u64> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let blocks = self.size / BLOCK as u64;
+        ensure!(blocks > 0, "an empty export");
+        let (clock, mut commits) = (Clock::start(), 0);
+        while clock.seconds() < seconds {
+            self.send(WRITE, (random.u64(..blocks) * BLOCK as u64, BLOCK))?;
+            self.answered()?;
+            self.send(FLUSH, (0, 0))?;
+            self.answered()?;
+            commits += 1;
+        }
+        self.leave().map(|()| commits)
+    }
+
     fn write_and_flush(mut self, seconds: f64, seed: u64) -> Result<Figures> {
         let mut random = fastrand::Rng::with_seed(seed);
         let blocks = self.size / BLOCK as u64;
@@ -165,6 +189,23 @@ impl Client {
 pub(super) fn write_and_flush(settings: Settings<'_>) -> Result<Figures> {
     let client = Client::connect(settings.uri)?;
     client.write_and_flush(settings.seconds, settings.seed)
+}
+
+/// A block written and flushed at a time on each connection. Counted are the blocks.
+pub(super) fn commits(settings: Settings<'_>) -> Result<Figures> {
+    let Settings { uri, seconds, connections, seed, .. } = settings;
+    let clients: Result<Vec<Client>> = (0..connections).map(|_| Client::connect(uri)).collect();
+    let clock = Clock::start();
+    let commits: Result<Vec<u64>> = std::thread::scope(|scope| {
+        let start = |(client, number): (Client, u64)| {
+            scope.spawn(move || client.commit(seconds, seed.wrapping_mul(64) + number))
+        };
+        let threads: Vec<_> = clients?.into_iter().zip(0..).map(start).collect();
+        let panicked = |_| Err(anyhow::anyhow!("a client panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    });
+    let operations = commits?.iter().sum::<u64>() as f64;
+    Ok(Figures { iops: operations / clock.seconds(), operations })
 }
 
 /// Appends a request with simple replies, and the payload of a write.

@@ -35,11 +35,18 @@ pub struct Settings<'a> {
 /// fewer; and played from a list, it hangs up with requests in flight.
 pub const FLUSHES: &str = "randwrite-flush";
 
+/// Another one: each connection writes a block, waits, flushes, and waits, as databases do. Counted
+/// are the pairs.
+pub const COMMITS: &str = "write-and-flush";
+
 impl Jobs {
     /// Runs one job file. The file is read by fio itself, so it can be run by hand as well.
     pub fn run(&self, job: &str, settings: Settings<'_>) -> Result<Figures> {
         if job == FLUSHES {
             return client::write_and_flush(settings);
+        }
+        if job == COMMITS {
+            return client::commits(settings);
         }
         let path = self.folder.join(format!("{job}.fio"));
         let milliseconds = (settings.seconds * 1000.0).round();
