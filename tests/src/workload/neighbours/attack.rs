@@ -33,7 +33,7 @@ pub(super) enum Attack {
     Limited,
     /// 128 KiB at depth 32, read and written
     Hog,
-    /// Two TiB are discarded and zeroed, 4 GiB with each command
+    /// A TiB is discarded, and 4 GiB are zeroed again and again, 4 GiB with each command
     Zeroes,
 }
 
@@ -159,13 +159,15 @@ fn filled(len: u64) -> Buffer {
     buffer
 }
 
-/// Discards or zeroes a volume beyond what is written of it. The kernel locks the device for the
+/// Discards or zeroes a volume beyond what is written of it. Zeroes take space, and the pool has
+/// room for one command's. The kernel locks the device for the
 /// whole of a command and can't be interrupted, so that a command is 4 requests.
 fn discards(number: usize, word: &str, stop: &AtomicBool, done: &AtomicU64) {
     const LEN: u64 = 4 << 30;
+    let places = if word == "--zeroout" { 1 } else { TIB / LEN };
     let mut next = 0;
     let mut spawn = || {
-        let offset = (TIB * (1 + number as u64) + next % (TIB / LEN) * LEN).to_string();
+        let offset = (TIB * (1 + number as u64) + next % places * LEN).to_string();
         next += 1;
         let mut command = Command::new("blkdiscard");
         if word == "--zeroout" {
