@@ -122,9 +122,7 @@ impl Engine {
     /// Extents that the volume's size leaves it: as many as there are while it shares with others.
     pub(super) fn room_in_size(&self, volume: &Volume, volumes: &Volumes) -> u64 {
         let held = volume.held();
-        let lineage = volume.identity.lineage;
-        let is_relative = |other: &&Arc<Volume>| other.identity.lineage == lineage;
-        if volumes.values().filter(is_relative).nth(1).is_some() {
+        if volumes.family(volume.identity.lineage) > 1 {
             return u64::MAX;
         }
         let size = volume.size.load(Ordering::Acquire);
