@@ -2,13 +2,14 @@
 //!
 //! io_uring hands writes to tmpfs to a thread of the kernel each; a copy to the mapping costs a
 //! fifth of that. The danger of a mapping is a page that can't be had: the kernel kills the process
-//! that touches it. So the file's space is allocated, run by run, before anything is written there.
+//! that touches it. So the file's space is allocated before anything is written there: as much as is
+//! written, and more where one write follows another.
 
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockd_mapper::io::IoError;
 use memmap2::MmapRaw;
@@ -16,8 +17,13 @@ use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::io_error;
 
-/// Bytes allocated at a time: the default extent.
-const RUN: u64 = 256 << 10;
+/// Bytes of a page.
+const PAGE: u64 = crate::PAGE as u64;
+/// Pages whose presence one word says.
+const WORD_PAGES: u64 = 64;
+/// Most pages that are allocated ahead of a write that follows another one: a system call for each
+/// 64 KiB costs little beside copying them.
+const MOST_AHEAD: u64 = 16;
 
 /// A mapped file that no process shortens.
 #[derive(Debug)]
@@ -25,8 +31,8 @@ pub struct Mapped {
     map: MmapRaw,
     file: Arc<File>,
     len: u64,
-    /// By run: the file has memory for all of it.
-    present: Box<[AtomicBool]>,
+    /// A bit for each page: the file has memory for it.
+    present: Box<[AtomicU64]>,
 }
 
 impl Mapped {
@@ -34,8 +40,9 @@ impl Mapped {
     pub(super) fn new(file: Arc<File>, len: u64) -> std::io::Result<Self> {
         let bytes = usize::try_from(len).map_err(std::io::Error::other)?;
         let map = memmap2::MmapOptions::new().len(bytes).map_raw(&*file)?;
-        let runs = usize::try_from(len.div_ceil(RUN)).map_err(std::io::Error::other)?;
-        let present: Box<[AtomicBool]> = (0..runs).map(|_| AtomicBool::new(false)).collect();
+        let words = usize::try_from(len.div_ceil(PAGE * WORD_PAGES));
+        let words = words.map_err(std::io::Error::other)?;
+        let present: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
         let mapped = Self { map, file, len, present };
         mapped.find_present()?;
         Ok(mapped)
@@ -55,23 +62,44 @@ impl Mapped {
                 Err(error) => return Err(error.into()),
             };
             let hole = u64::try_from(seek(data, Whence::SeekHole)?).unwrap_or(self.len);
-            // A run that has some of its memory gets the rest. Allocated and never written memory
-            // looks like a hole.
-            for run in Self::runs(data, usize::try_from(hole - data).unwrap_or(0)) {
-                let start = run * RUN;
-                let bytes = usize::try_from(RUN.min(self.len - start)).unwrap_or(0);
-                if self.allocate(start, bytes).is_err() {
-                    // Without memory it is read and written as a file.
-                    break;
-                }
-            }
+            // Without memory it is read and written as a file.
+            let (first, end) = Self::pages(data, hole - data);
+            let _ = self.allocate_pages(first, end);
             at = hole.max(at + 1);
         }
         Ok(())
     }
 
-    fn run(&self, run: u64) -> &AtomicBool {
-        &self.present[usize::try_from(run).unwrap_or(usize::MAX)]
+    /// The word of a page, and the bits of it for this page and those up to `end`.
+    fn word(&self, page: u64, end: u64) -> (&AtomicU64, u64) {
+        let first = page % WORD_PAGES;
+        let count = (end - page).min(WORD_PAGES - first);
+        let bits = (u64::MAX >> (WORD_PAGES - count)) << first;
+        (&self.present[usize::try_from(page / WORD_PAGES).unwrap_or(usize::MAX)], bits)
+    }
+
+    /// Whether all of these pages have memory.
+    fn are_present(&self, mut page: u64, end: u64) -> bool {
+        while page < end {
+            let (word, bits) = self.word(page, end);
+            if word.load(Ordering::Acquire) & bits != bits {
+                return false;
+            }
+            page += u64::from(bits.count_ones());
+        }
+        true
+    }
+
+    /// Notes of pages whether they have memory.
+    fn note(&self, mut page: u64, end: u64, has_memory: bool) {
+        while page < end {
+            let (word, bits) = self.word(page, end);
+            match has_memory {
+                true => word.fetch_or(bits, Ordering::AcqRel),
+                false => word.fetch_and(!bits, Ordering::AcqRel),
+            };
+            page += u64::from(bits.count_ones());
+        }
     }
 
     fn check(&self, offset: u64, len: usize) -> Result<usize, IoError> {
@@ -79,14 +107,16 @@ impl Mapped {
         end.and_then(|_| usize::try_from(offset).ok()).ok_or(IoError::Media)
     }
 
-    fn runs(offset: u64, len: usize) -> std::ops::Range<u64> {
-        offset / RUN..(offset + len as u64).div_ceil(RUN)
+    /// The first page of a range, and that behind its last one.
+    const fn pages(offset: u64, len: u64) -> (u64, u64) {
+        (offset / PAGE, (offset + len).div_ceil(PAGE))
     }
 
     /// Fills `to` from this byte on.
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), IoError> {
         let at = self.check(offset, to.len())?;
-        if !Self::runs(offset, to.len()).all(|run| self.run(run).load(Ordering::Acquire)) {
+        let (first, end) = Self::pages(offset, to.len() as u64);
+        if !self.are_present(first, end) {
             // Touching a hole would allocate it, and kill us where there is no memory.
             return self.file.read_exact_at(to, offset).map_err(|error| io_error(&error));
         }
@@ -125,31 +155,42 @@ impl Mapped {
     /// Makes sure that the range has memory; gives its place in the mapping.
     fn allocate(&self, offset: u64, len: usize) -> Result<usize, IoError> {
         let at = self.check(offset, len)?;
-        for run in Self::runs(offset, len) {
-            if self.run(run).load(Ordering::Acquire) {
-                continue;
-            }
-            let start = run * RUN;
-            let bytes = RUN.min(self.len - start);
-            let range = (i64::try_from(start), i64::try_from(bytes));
-            let (Ok(start), Ok(bytes)) = range else { return Err(IoError::Media) };
-            self.fallocate(FallocateFlags::empty(), start, bytes)?;
-            self.run(run).store(true, Ordering::Release);
+        let (first, end) = Self::pages(offset, len as u64);
+        if self.are_present(first, end) {
+            return Ok(at);
         }
-        Ok(at)
+        let more = (end + self.ahead(first)).min(self.len.div_ceil(PAGE));
+        if more > end && self.allocate_pages(first, more).is_ok() {
+            return Ok(at);
+        }
+        self.allocate_pages(first, end).map(|()| at)
     }
 
-    /// Gives the memory of whole runs in a range back. The range is not in use meanwhile: the pool
+    /// Pages to allocate ahead of a write to this page: as many as have memory right before it.
+    fn ahead(&self, page: u64) -> u64 {
+        let before = page.saturating_sub(MOST_AHEAD);
+        (before..page).rev().take_while(|&page| self.are_present(page, page + 1)).count() as u64
+    }
+
+    fn allocate_pages(&self, first: u64, end: u64) -> Result<(), IoError> {
+        let start = first * PAGE;
+        let bytes = (end * PAGE).min(self.len).saturating_sub(start);
+        let range = (i64::try_from(start), i64::try_from(bytes));
+        let (Ok(start), Ok(bytes)) = range else { return Err(IoError::Media) };
+        self.fallocate(FallocateFlags::empty(), start, bytes)?;
+        self.note(first, end, true);
+        Ok(())
+    }
+
+    /// Gives the memory of whole pages in a range back. The range is not in use meanwhile: the pool
     /// names only unallocated extents.
     pub fn punch(&self, offset: u64, len: u64) -> Result<(), IoError> {
-        let runs = offset.div_ceil(RUN)..(offset.saturating_add(len)) / RUN;
-        if runs.is_empty() {
+        let (first, end) = (offset.div_ceil(PAGE), offset.saturating_add(len) / PAGE);
+        if first >= end {
             return Ok(());
         }
-        for run in runs.clone() {
-            self.run(run).store(false, Ordering::Release);
-        }
-        let (start, bytes) = (runs.start * RUN, (runs.end - runs.start) * RUN);
+        self.note(first, end, false);
+        let (start, bytes) = (first * PAGE, (end - first) * PAGE);
         let (Ok(start), Ok(bytes)) = (i64::try_from(start), i64::try_from(bytes)) else {
             return Err(IoError::Media);
         };
@@ -181,30 +222,68 @@ mod tests {
         (file, mapped)
     }
 
+    /// Pages of a file that have memory.
+    fn taken(file: &File) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        file.metadata().unwrap().blocks() * 512 / PAGE
+    }
+
+    fn present(mapped: &Mapped) -> u64 {
+        mapped.present.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum()
+    }
+
     #[test]
     fn written_data_is_read_and_holes_are_zeroes() {
-        let (file, mapped) = mapped(4 * RUN + 4096);
+        const PART: u64 = 256 << 10;
+        let (file, mapped) = mapped(4 * PART + 4096);
         let mut page = [1; 4096];
-        mapped.read(2 * RUN, &mut page).unwrap();
+        mapped.read(2 * PART, &mut page).unwrap();
         assert_eq!(page, [0; 4096]);
-        mapped.write(2 * RUN - 2048, &[7; 4096]).unwrap();
-        mapped.read(2 * RUN - 2048, &mut page).unwrap();
+        mapped.write(2 * PART - 2048, &[7; 4096]).unwrap();
+        mapped.read(2 * PART - 2048, &mut page).unwrap();
         assert_eq!(page, [7; 4096]);
-        mapped.write(4 * RUN, &[8; 4096]).unwrap();
+        mapped.write(4 * PART, &[8; 4096]).unwrap();
+        assert_eq!((present(&mapped), taken(&file)), (3, 3));
         // Another mapping finds what the first has left.
-        let again = Mapped::new(file, 4 * RUN + 4096).unwrap();
-        let present: Vec<bool> = again.present.iter().map(|p| p.load(Ordering::Relaxed)).collect();
-        assert_eq!(present, [false, true, true, false, true]);
-        again.punch(RUN, RUN).unwrap();
-        again.read(RUN, &mut page).unwrap();
-        assert_eq!(page, [0; 4096]);
+        let again = Mapped::new(Arc::clone(&file), 4 * PART + 4096).unwrap();
+        assert_eq!(present(&again), 3);
+        // A page that is not punched as a whole stays.
+        again.punch(2 * PART - 4096, 6144).unwrap();
+        assert_eq!((present(&again), taken(&file)), (2, 2));
+        again.read(2 * PART - 2048, &mut page).unwrap();
+        assert_eq!((page[..2048].to_vec(), page[2048..].to_vec()), (vec![0; 2048], vec![7; 2048]));
+    }
+
+    #[test]
+    fn random_writes_take_the_memory_that_they_write() {
+        let (file, mapped) = mapped(4 << 30);
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut pages = std::collections::BTreeSet::new();
+        while pages.len() < 2000 {
+            let page = random.u64(..(4 << 30) / PAGE);
+            mapped.write(page * PAGE, &[1; 4096]).unwrap();
+            pages.insert(page);
+        }
+        assert!(taken(&file) <= 2000 * 6 / 5, "{} pages", taken(&file));
+    }
+
+    #[test]
+    fn writes_that_follow_each_other_find_memory_allocated() {
+        let (file, mapped) = mapped(1 << 20);
+        let mut calls = 0;
+        for page in 0..200 {
+            calls += u32::from(!mapped.are_present(page, page + 1));
+            mapped.write(page * PAGE, &[1; 4096]).unwrap();
+        }
+        assert!(calls <= 200 / 16 + 5, "{calls} calls");
+        assert!(taken(&file) <= 200 + MOST_AHEAD, "{} pages", taken(&file));
     }
 
     #[test]
     fn nothing_beyond_the_end_is_touched() {
-        let (_file, mapped) = mapped(RUN);
-        assert_eq!(mapped.write(RUN - 1, &[1, 2]), Err(IoError::Media));
+        let (_file, mapped) = mapped(PAGE);
+        assert_eq!(mapped.write(PAGE - 1, &[1, 2]), Err(IoError::Media));
         assert_eq!(mapped.read(u64::MAX, &mut [0; 2]), Err(IoError::Media));
-        assert_eq!(mapped.zero(RUN, 1), Err(IoError::Media));
+        assert_eq!(mapped.zero(PAGE, 1), Err(IoError::Media));
     }
 }
