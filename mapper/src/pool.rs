@@ -353,8 +353,8 @@ impl Pool {
         self.flushed.0[device].fetch_max(covered, Ordering::SeqCst);
     }
 
-    /// Begins to flush devices (a bit each) for a worker. `false`: one of them is being flushed, and
-    /// the end of that is an event.
+    /// Begins to flush devices (a bit each) for a worker. `false`: one of them is being flushed,
+    /// and the end of that is an event.
     pub(crate) fn begin_flush(&self, devices: u32) -> bool {
         let free = |running: u32| (running & devices == 0).then_some(running | devices);
         let begin = || self.flushing.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free);

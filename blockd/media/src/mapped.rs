@@ -2,8 +2,8 @@
 //!
 //! io_uring hands writes to tmpfs to a thread of the kernel each; a copy to the mapping costs a
 //! fifth of that. The danger of a mapping is a page that can't be had: the kernel kills the process
-//! that touches it. So the file's space is allocated before anything is written there: as much as is
-//! written, and more where one write follows another.
+//! that touches it. So the file's space is allocated before anything is written there: as much as
+//! is written, and more where one write follows another.
 
 use std::fs::File;
 use std::os::fd::AsFd;

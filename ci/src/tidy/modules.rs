@@ -23,6 +23,7 @@ const LAYERS: [Layers; 2] = [
             &["claim", "error"],
             &["create", "plan", "ring", "space"],
             &["volume"],
+            &["volumes"],
             &["pool"],
             &["change", "diff"],
             &["engine", "worker"],

@@ -122,7 +122,7 @@ pub struct Left {
 /// All that was measured.
 #[derive(Debug, Default, Serialize)]
 pub struct Outcome {
-    /// What plain files keep, if it was measured.
+    /// The shares that plain files keep, if they were measured.
     pub raw: Option<Raw>,
     pub cells: Vec<Cell>,
     pub left: Vec<Left>,

@@ -21,8 +21,8 @@ use serde::Serialize;
 use super::client::{self, Address, Client, Manner, Request, WRITE};
 
 const MIB: u64 = 1 << 20;
-/// Bytes of the pool of victims; its file is sparse. First writes of a run take up to a third of it on
-/// a fast machine, so that the pool never slows them down for being nearly full.
+/// Bytes of the pool of victims; its file is sparse. First writes of a run take up to a third of it
+/// on a fast machine, so that the pool never slows them down for being nearly full.
 const POOL: u64 = 1 << 40;
 /// Bytes of the pool that is full.
 const SMALL_POOL: u64 = 64 * MIB;

@@ -36,7 +36,7 @@ impl Table {
         }
     }
 
-    /// What a disk leaves of itself.
+    /// The shares that a plain disk leaves.
     pub fn raw(&self, raw: &Raw) {
         if !self.is_quiet {
             println!(

@@ -109,8 +109,9 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
 /// A pair of sockets: the plain end for a worker, and a task that carries bytes between the
 /// other end and `encrypted`. Has to be called within a runtime.
 ///
-/// `client` is another descriptor of the encrypted socket. The relay holds it and `held` until it has ended. A client that takes no byte for `send_limit` ends it:
-/// the worker's own limit says nothing here, as what the worker has sent may be in the relay.
+/// `client` is another descriptor of the encrypted socket. The relay holds it and `held` until it
+/// has ended. A client that takes no byte for `send_limit` ends it: the worker's own limit says
+/// nothing here, as what the worker has sent may be in the relay.
 pub(super) fn relay(
     encrypted: impl AsyncRead + AsyncWrite + Send + 'static,
     client: OwnedFd,
@@ -152,8 +153,8 @@ async fn carry(
     }
 }
 
-/// Carries requests until they end, then closes the worker's side. A worker that does not receive is
-/// waiting for room or limits, for as long as that takes. If the client has closed its socket
+/// Carries requests until they end, then closes the worker's side. A worker that does not receive
+/// is waiting for room or limits, for as long as that takes. If the client has closed its socket
 /// meanwhile, all that it has sent is handed on at once: its end comes behind that, and the worker
 /// frees what such a client holds.
 async fn carry_requests(
