@@ -55,6 +55,7 @@ pub(crate) mod sync;
 pub mod units;
 #[cfg(not(loom))]
 mod volume;
+#[cfg(not(loom))]
 mod volumes;
 #[cfg(not(loom))]
 pub mod worker;

@@ -252,7 +252,8 @@ fn free_space_below_the_pool_counts_if_it_is_less() {
     rig.engine.set_marks(Some(marks));
     use SpaceState::{Full, Low, Normal, VeryLow};
     let below = [(Some(1 << 40), Normal), (Some(4 << 20), Low), (Some(1 << 20), VeryLow)];
-    for (free, state) in below.into_iter().chain([(Some(0), Full), (None, Normal)]) {
+    let rest = [(Some(EXTENT - 1), Full), (None, Normal)];
+    for (free, state) in below.into_iter().chain(rest) {
         rig.engine.set_free_below(free);
         rig.now += SECOND;
         rig.settle();
