@@ -119,8 +119,8 @@ impl Engine {
         self.pool.quantum.store(extents.max(1), Ordering::Relaxed);
     }
 
-    /// Sets the free bytes below the pool, if its devices are sparse. Less than an extent is none: a
-    /// write of a whole one fails.
+    /// Sets the free bytes below the pool, if its devices are sparse. Less than an extent is none:
+    /// a write of a whole one fails.
     pub fn set_free_below(&mut self, free: Option<u64>) {
         let extent = self.pool.geometry.extent_size();
         self.space.free_below = free.map(|bytes| bytes / extent * extent);
