@@ -5,6 +5,7 @@ mod common;
 use blockd_mapper::engine::{Control, Outcome, Releasing};
 use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{ParkReason, Plan, Step};
+use blockd_mapper::worker::Attachment;
 use common::Rig;
 
 const MIB: usize = 1 << 20;
@@ -121,13 +122,28 @@ fn zeroes_keep_space_or_give_it_back() {
     rig.check();
 }
 
-#[test]
-fn flushes_that_come_together_are_one_flush_of_the_device() {
+/// A volume with 1 MiB written and flushed: overwrites change no map.
+fn mapped() -> (Rig, Attachment) {
     let mut rig = Rig::new(&[64 * MIB]);
     let id = rig.create("a", 32 << 20);
     let volume = rig.attach(id);
-    rig.write(&volume, 0, &pattern(1, MIB)).unwrap();
-    rig.flush(&volume).unwrap();
+    rig.write(&volume, 0, &pattern(1, MIB)).expect("no fault");
+    rig.flush(&volume).expect("no fault");
+    (rig, volume)
+}
+
+/// Plans of a flush that is under way, and of one that waits for it.
+fn one_behind_the_other(rig: &mut Rig, volume: &Attachment) -> [Plan; 2] {
+    rig.write(volume, 0, &pattern(2, 4096)).expect("no fault");
+    let mut plans = [Plan::with_capacity(0), Plan::with_capacity(0)];
+    assert!(matches!(rig.worker.flush(volume, &mut plans[0]), Ok(Step::Issue { .. })));
+    assert!(matches!(rig.worker.flush(volume, &mut plans[1]), Ok(Step::Park(_))));
+    plans
+}
+
+#[test]
+fn flushes_that_come_together_are_one_flush_of_the_device() {
+    let (mut rig, volume) = mapped();
     let mut plans: Vec<_> = (0..16).map(|_| Plan::with_capacity(0)).collect();
     let waits = Step::Park(ParkReason::InFlight);
     let sent = Step::Issue { covered: 0 };
@@ -160,15 +176,8 @@ fn flushes_that_come_together_are_one_flush_of_the_device() {
 
 #[test]
 fn a_flush_that_waits_fails_with_the_one_under_way() {
-    let mut rig = Rig::new(&[64 * MIB]);
-    let id = rig.create("a", 32 << 20);
-    let volume = rig.attach(id);
-    rig.write(&volume, 0, &pattern(1, MIB)).unwrap();
-    rig.flush(&volume).unwrap();
-    rig.write(&volume, 0, &pattern(2, 4096)).unwrap();
-    let mut plans = [Plan::with_capacity(0), Plan::with_capacity(0)];
-    assert!(matches!(rig.worker.flush(&volume, &mut plans[0]), Ok(Step::Issue { .. })));
-    assert!(matches!(rig.worker.flush(&volume, &mut plans[1]), Ok(Step::Park(_))));
+    let (mut rig, volume) = mapped();
+    let mut plans = one_behind_the_other(&mut rig, &volume);
     let before = rig.pool.events();
     assert!(rig.worker.complete(&volume, &mut plans[0], Err(IoError::Media)).is_err());
     assert_ne!(rig.pool.events(), before, "the one that waits is not tried again");
@@ -177,15 +186,8 @@ fn a_flush_that_waits_fails_with_the_one_under_way() {
 
 #[test]
 fn a_flush_that_was_given_up_leaves_nothing_to_the_next_one() {
-    let mut rig = Rig::new(&[64 * MIB]);
-    let id = rig.create("a", 32 << 20);
-    let volume = rig.attach(id);
-    rig.write(&volume, 0, &pattern(1, MIB)).unwrap();
-    rig.flush(&volume).unwrap();
-    rig.write(&volume, 0, &pattern(2, 4096)).unwrap();
-    let mut plans = [Plan::with_capacity(0), Plan::with_capacity(0)];
-    assert!(matches!(rig.worker.flush(&volume, &mut plans[0]), Ok(Step::Issue { .. })));
-    assert!(matches!(rig.worker.flush(&volume, &mut plans[1]), Ok(Step::Park(_))));
+    let (mut rig, volume) = mapped();
+    let mut plans = one_behind_the_other(&mut rig, &volume);
     rig.worker.complete(&volume, &mut plans[0], Ok(())).unwrap();
     rig.write(&volume, 0, &pattern(3, 4096)).unwrap();
     plans[1].begin();
