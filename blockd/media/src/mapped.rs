@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blockd_mapper::io::IoError;
 use memmap2::MmapRaw;
 use nix::fcntl::{FallocateFlags, fallocate};
+use parking_lot::Mutex;
 
 use super::io_error;
 
@@ -33,6 +34,8 @@ pub struct Mapped {
     len: u64,
     /// A bit for each page: the file has memory for it.
     present: Box<[AtomicU64]>,
+    /// Held while memory is allocated or given back and noted: a bit never says more than is so.
+    changing: Mutex<()>,
 }
 
 impl Mapped {
@@ -43,7 +46,7 @@ impl Mapped {
         let words = usize::try_from(len.div_ceil(PAGE * WORD_PAGES));
         let words = words.map_err(std::io::Error::other)?;
         let present: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let mapped = Self { map, file, len, present };
+        let mapped = Self { map, file, len, present, changing: Mutex::new(()) };
         mapped.find_present()?;
         Ok(mapped)
     }
@@ -63,7 +66,7 @@ impl Mapped {
             };
             let hole = u64::try_from(seek(data, Whence::SeekHole)?).unwrap_or(self.len);
             // Without memory it is read and written as a file.
-            let (first, end) = Self::pages(data, hole - data);
+            let (first, end) = Self::pages(data, hole.min(self.len).saturating_sub(data));
             let _ = self.allocate_pages(first, end);
             at = hole.max(at + 1);
         }
@@ -172,13 +175,25 @@ impl Mapped {
         (before..page).rev().take_while(|&page| self.are_present(page, page + 1)).count() as u64
     }
 
-    fn allocate_pages(&self, first: u64, end: u64) -> Result<(), IoError> {
-        let start = first * PAGE;
-        let bytes = (end * PAGE).min(self.len).saturating_sub(start);
-        let range = (i64::try_from(start), i64::try_from(bytes));
-        let (Ok(start), Ok(bytes)) = range else { return Err(IoError::Media) };
-        self.fallocate(FallocateFlags::empty(), start, bytes)?;
-        self.note(first, end, true);
+    /// Allocates those of these pages that have no memory, and no others: a call that fails takes
+    /// back what was allocated in its range and not written.
+    fn allocate_pages(&self, mut first: u64, end: u64) -> Result<(), IoError> {
+        let _changing = self.changing.lock();
+        while first < end {
+            let run = (first..end).take_while(|&page| !self.are_present(page, page + 1)).count();
+            if run == 0 {
+                first += 1;
+                continue;
+            }
+            let next = first + run as u64;
+            let start = first * PAGE;
+            let bytes = (next * PAGE).min(self.len).saturating_sub(start);
+            let range = (i64::try_from(start), i64::try_from(bytes));
+            let (Ok(start), Ok(bytes)) = range else { return Err(IoError::Media) };
+            self.fallocate(FallocateFlags::empty(), start, bytes)?;
+            self.note(first, next, true);
+            first = next;
+        }
         Ok(())
     }
 
@@ -189,6 +204,7 @@ impl Mapped {
         if first >= end {
             return Ok(());
         }
+        let _changing = self.changing.lock();
         self.note(first, end, false);
         let (start, bytes) = (first * PAGE, (end - first) * PAGE);
         let (Ok(start), Ok(bytes)) = (i64::try_from(start), i64::try_from(bytes)) else {
