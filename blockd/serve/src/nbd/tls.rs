@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, getsockopt, send, setsockopt, sockopt};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -213,9 +213,9 @@ fn sends_no_more(client: &OwnedFd) -> io::Result<bool> {
 /// limit it takes as much as that allows.
 fn make_room(to: &UnixStream, client: &OwnedFd, more: usize) -> io::Result<()> {
     let sent = rustix::io::ioctl_fionread(client)?;
-    // The kernel counts its own structures too.
+    // Beside what is on the way already. The kernel counts its own structures too.
     let bytes = usize::try_from(sent).unwrap_or(usize::MAX).saturating_add(more).saturating_mul(2);
-    let bytes = bytes.clamp(RELAY_BUFFER_BYTES, MOST_SENT);
+    let bytes = bytes.saturating_add(getsockopt(to, sockopt::SndBuf)?).min(MOST_SENT);
     if setsockopt(to, sockopt::SndBufForce, &bytes).is_err() {
         setsockopt(to, sockopt::SndBuf, &bytes)?;
     }
@@ -301,8 +301,8 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_client_is_seen_although_the_worker_does_not_receive() {
         let (mut client, worker) = relayed();
-        // More than the way to a worker takes.
-        client.write_all(&[7; 400 << 10]).unwrap();
+        // More than the way to a worker takes, and no more than the socket takes beside it.
+        client.write_all(&[7; 300 << 10]).unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!sends_no_more(&worker).unwrap(), "it may send more");
         client.shutdown(std::net::Shutdown::Write).unwrap();
@@ -311,13 +311,13 @@ mod tests {
         let mut plain = std::os::unix::net::UnixStream::from(worker);
         let mut received = Vec::new();
         std::io::Read::read_to_end(&mut plain, &mut received).unwrap();
-        assert_eq!(received, [7; 400 << 10]);
+        assert_eq!(received, [7; 300 << 10]);
     }
 
     #[tokio::test]
     async fn a_client_that_is_reset_ends_the_relay() {
         let (mut client, worker) = relayed();
-        client.write_all(&[7; 400 << 10]).unwrap();
+        client.write_all(&[7; 300 << 10]).unwrap();
         tokio::time::sleep(Duration::from_millis(300)).await;
         // An answer that is not read makes closing a reset.
         nix::unistd::write(&worker, b"answer").unwrap();
