@@ -420,7 +420,9 @@ mod tests {
             (marks(100, 1), EventKind::SpaceLow),
             (Policy::FreeBelow(Some(0)), EventKind::SpaceFull),
             (Policy::FreeBelow(None), EventKind::SpaceLow),
-            (Policy::FreeBelow(Some(1)), EventKind::SpaceVeryLow),
+            // Less than an extent is none.
+            (Policy::FreeBelow(Some(1)), EventKind::SpaceFull),
+            (Policy::FreeBelow(Some(64 << 10)), EventKind::SpaceVeryLow),
             (Policy::FreeBelow(None), EventKind::SpaceLow),
             (Policy::Marks(None), EventKind::SpaceNormal),
         ] {
