@@ -1,5 +1,7 @@
 //! Which volumes clients can reach, remembered from one start to the next.
 
+mod log;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 use super::hex;
-use super::state_file::StateFile;
+use log::{Change, Log};
 
 /// A pool's and a volume's name.
 pub(super) type Place = (String, String);
@@ -82,27 +84,29 @@ impl Attachment {
 }
 
 /// All attached volumes.
+#[derive(Clone, Debug)]
+pub(super) struct Attachments(Arc<Shared>);
+
 #[derive(Debug)]
-pub(super) struct Attachments {
-    file: StateFile,
-    present: RwLock<BTreeMap<Place, Arc<Attachment>>>,
+struct Shared {
     /// Changes are written one after the other.
-    writing: tokio::sync::Mutex<()>,
+    log: Mutex<Log>,
+    present: RwLock<BTreeMap<Place, Arc<Attachment>>>,
 }
 
 impl Attachments {
     /// Reads the attachments that the state directory remembers.
     pub(super) fn read(state_dir: &Path) -> Result<Self, Error> {
-        let file = StateFile::new(state_dir, "attachments.json");
-        let records: Vec<Record> = file.read()?;
-        let place = |record: &Record| (record.pool.clone(), record.volume.clone());
-        let present =
-            records.into_iter().map(|record| (place(&record), Attachment::new(record))).collect();
-        Ok(Self { file, present: RwLock::new(present), writing: tokio::sync::Mutex::default() })
+        let log = Log::new(state_dir);
+        let mut present = BTreeMap::new();
+        for change in log.read()? {
+            change.apply(&mut present);
+        }
+        Ok(Self(Arc::new(Shared { log: Mutex::new(log), present: RwLock::new(present) })))
     }
 
     pub(super) fn get(&self, pool: &str, volume: &str) -> Option<Arc<Attachment>> {
-        self.present.read().get(&(pool.to_owned(), volume.to_owned())).map(Arc::clone)
+        self.0.present.read().get(&(pool.to_owned(), volume.to_owned())).map(Arc::clone)
     }
 
     /// Numbers of all block devices that are remembered.
@@ -112,51 +116,84 @@ impl Attachments {
 
     /// All of them, by pool and volume.
     pub(super) fn list(&self) -> Vec<Arc<Attachment>> {
-        self.present.read().values().map(Arc::clone).collect()
+        self.0.present.read().values().map(Arc::clone).collect()
     }
 
     /// Remembers one, or what has changed of it, then lets clients come.
     pub(super) async fn add(&self, record: Record) -> Result<(), Error> {
-        let _order = self.writing.lock().await;
-        let place = (record.pool.clone(), record.volume.clone());
-        let mut next = self.present.read().clone();
-        next.insert(place, Attachment::new(record));
-        self.write(&next).await?;
-        *self.present.write() = next;
-        Ok(())
+        let this = Arc::clone(&self.0);
+        super::blocking(move || this.change(&mut this.log.lock(), vec![Change::Attached(record)]))
+            .await
     }
 
     /// Forgets some, then lets no more clients come. Says how many there were.
-    pub(super) async fn remove(&self, places: &[Place]) -> Result<usize, Error> {
-        let _order = self.writing.lock().await;
-        let mut next = self.present.read().clone();
-        let gone: Vec<_> = places.iter().filter_map(|place| next.remove(place)).collect();
-        if gone.is_empty() {
-            return Ok(0);
-        }
-        self.write(&next).await?;
-        *self.present.write() = next;
-        for attachment in &gone {
-            attachment.end();
-        }
-        Ok(gone.len())
+    pub(super) async fn remove(&self, places: Vec<Place>) -> Result<usize, Error> {
+        let this = Arc::clone(&self.0);
+        super::blocking(move || {
+            let mut log = this.log.lock();
+            let is_there = |place: &Place| this.present.read().contains_key(place);
+            let gone: Vec<_> = places.into_iter().filter(is_there).collect();
+            let count = gone.len();
+            let changes = gone.into_iter().map(|(pool, volume)| Change::Detached(pool, volume));
+            this.change(&mut log, changes.collect())?;
+            Ok(count)
+        })
+        .await
     }
 
     /// Lets clients connect again to the volumes of a pool that was closed.
-    pub(super) async fn renew(&self, pool: &str) {
-        let _order = self.writing.lock().await;
-        for (place, attachment) in self.present.write().iter_mut() {
+    pub(super) fn renew(&self, pool: &str) {
+        for (place, attachment) in self.0.present.write().iter_mut() {
             if place.0 == pool {
                 *attachment = Attachment::new(attachment.record.clone());
             }
         }
     }
+}
 
-    async fn write(&self, next: &BTreeMap<Place, Arc<Attachment>>) -> Result<(), Error> {
-        let records: Vec<Record> = next.values().map(|one| one.record.clone()).collect();
-        let file = self.file.clone();
-        super::blocking(move || file.write(records)).await
+impl Shared {
+    /// Blocks until the changes are durable.
+    fn change(&self, log: &mut Log, changes: Vec<Change>) -> Result<(), Error> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let count = self.present.read().len();
+        log.write(&changes, count, || {
+            let mut next = self.present.read().clone();
+            changes.iter().for_each(|change| drop(change.clone().apply(&mut next)));
+            next.into_values().map(|one| one.record.clone()).collect()
+        })?;
+        let mut present = self.present.write();
+        for change in changes {
+            let is_attached = matches!(change, Change::Attached(_));
+            // Connections of a volume whose record has changed stay.
+            if let Some(former) = change.apply(&mut present)
+                && !is_attached
+            {
+                former.end();
+            }
+        }
+        Ok(())
     }
+}
+
+impl Change {
+    /// Returns the attachment that was there.
+    fn apply(self, present: &mut BTreeMap<Place, Arc<Attachment>>) -> Option<Arc<Attachment>> {
+        match self {
+            Self::Attached(record) => {
+                let place = (record.pool.clone(), record.volume.clone());
+                present.insert(place, Attachment::new(record))
+            }
+            Self::Detached(pool, volume) => present.remove(&(pool, volume)),
+        }
+    }
+}
+
+/// The records in the state directory.
+pub(super) fn remembered(state_dir: &Path) -> Result<Vec<Record>, Error> {
+    let list = Attachments::read(state_dir)?.list();
+    Ok(list.iter().map(|one| one.record.clone()).collect())
 }
 
 /// Numbers of the block devices that the last daemon had, for callers that need them before
@@ -169,12 +206,30 @@ pub fn remembered_devices(state_dir: &Path) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+    use std::io::Write;
+
+    use blockd_media::error::ErrorKind;
+
     use super::*;
     use crate::services::testing::folder;
 
     /// As the version before ublk wrote it.
     const OLD: &str = r#"{"version":1,"entries":[
         {"pool":"p","volume":"a","id":3,"read_only":true}]}"#;
+
+    fn record(volume: &str) -> Record {
+        let (pool, volume) = ("p".to_owned(), volume.to_owned());
+        Record { pool, volume, id: 4, pool_id: String::new(), read_only: false, ublk: None }
+    }
+
+    fn place(volume: &str) -> Place {
+        ("p".to_owned(), volume.to_owned())
+    }
+
+    fn names(state_dir: &Path) -> Vec<String> {
+        remembered(state_dir).unwrap().into_iter().map(|one| one.volume).collect()
+    }
 
     #[tokio::test]
     async fn files_of_older_versions_are_read_and_devices_remembered() {
@@ -189,7 +244,73 @@ mod tests {
         list.add(record.clone()).await.unwrap();
         let read = Attachments::read(folder.path()).unwrap();
         assert_eq!(read.get("p", "b").unwrap().record, record);
+        assert_eq!(names(folder.path()), ["a", "b"]);
         assert_eq!(remembered_devices(folder.path()), [7]);
         assert!(remembered_devices(Path::new("/nowhere")).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_change_costs_the_same_however_many_are_attached() {
+        let folder = folder();
+        let path = folder.path().join("attachments.json");
+        let list = Attachments::read(folder.path()).unwrap();
+        let mut sizes = Vec::new();
+        for number in 0..600 {
+            list.add(record(&format!("v{number:03}"))).await.unwrap();
+            sizes.push(std::fs::metadata(&path).unwrap().len());
+        }
+        let added: Vec<u64> = sizes.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(added.iter().all(|bytes| *bytes == added[0]), "{added:?}");
+        // It does not grow without limit.
+        let before = sizes.last().unwrap();
+        for _ in 0..2500 {
+            list.remove(vec![place("v007")]).await.unwrap();
+            list.add(record("v007")).await.unwrap();
+        }
+        let after = std::fs::metadata(&path).unwrap().len();
+        assert!(after < before * 5, "{before} bytes became {after}");
+        assert_eq!(names(folder.path()).len(), 600);
+        assert_eq!(list.remove(vec![place("v007"), place("none")]).await.unwrap(), 1);
+        assert_eq!(names(folder.path()).len(), 599);
+    }
+
+    #[tokio::test]
+    async fn a_change_that_a_crash_cut_off_is_left_out() {
+        let folder = folder();
+        let path = folder.path().join("attachments.json");
+        let list = Attachments::read(folder.path()).unwrap();
+        list.add(record("a")).await.unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        list.add(record("b")).await.unwrap();
+        let both = std::fs::read(&path).unwrap();
+        for length in whole.len()..both.len() {
+            std::fs::write(&path, &both[..length]).unwrap();
+            assert_eq!(names(folder.path()), ["a"], "{length} bytes");
+        }
+        // What is added after such a line does not become a part of it.
+        let list = Attachments::read(folder.path()).unwrap();
+        list.add(record("c")).await.unwrap();
+        assert_eq!(names(folder.path()), ["a", "c"]);
+    }
+
+    #[tokio::test]
+    async fn damage_before_the_end_is_an_error() {
+        let folder = folder();
+        let path = folder.path().join("attachments.json");
+        let list = Attachments::read(folder.path()).unwrap();
+        list.add(record("a")).await.unwrap();
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{}\n").unwrap();
+        let error = Attachments::read(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.to_string().contains("attachments.json: line 3"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_change_that_fails_is_neither_there_nor_remembered() {
+        let folder = folder();
+        let list = Attachments::read(&folder.path().join("gone")).unwrap();
+        assert_eq!(list.add(record("a")).await.unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(list.get("p", "a").is_none());
+        assert_eq!(list.remove(vec![place("a")]).await.unwrap(), 0);
     }
 }

@@ -152,7 +152,7 @@ impl Control {
         let view = match made {
             Ok(view) => view,
             Err(error) => {
-                self.0.attachments.remove(&[place]).await?;
+                self.0.attachments.remove(vec![place]).await?;
                 return Err(error);
             }
         };

@@ -249,7 +249,7 @@ impl Control {
                 None => Ok(false),
             };
         }
-        self.0.attachments.renew(&known.config.name).await;
+        self.0.attachments.renew(&known.config.name);
         self.open_pool(&known.config).await?;
         self.forget_attachments_of_missing_volumes().await?;
         self.recover(&known.config.name, "").await?;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::PoolConfig;
 
-use super::attachments::Record;
+use super::attachments;
 use super::hex;
 use super::opening::Remembered;
 use super::places::{is_in_memory, resolved, would_be_in_memory};
@@ -72,9 +72,10 @@ struct ServedDevice {
 #[derive(Debug)]
 pub(super) struct ServedPools {
     file: StateFile,
-    /// Older versions wrote these alone, and each of them may be left when the file is lost.
+    /// Older versions wrote this and the attachments alone, and each may be left when the file is
+    /// lost.
     created: StateFile,
-    attached: StateFile,
+    state_dir: PathBuf,
     writing: Mutex<()>,
 }
 
@@ -83,7 +84,7 @@ impl ServedPools {
         Self {
             file: StateFile::new(state_dir, "served.json").with_advice(ADVICE),
             created: StateFile::new(state_dir, "pools.json"),
-            attached: StateFile::new(state_dir, "attachments.json"),
+            state_dir: state_dir.to_owned(),
             writing: Mutex::default(),
         }
     }
@@ -185,9 +186,8 @@ impl ServedPools {
         if let Some(found) = all.into_iter().find(|one| one.is_at_any(&places)) {
             return Ok(Some(found));
         }
-        let attached: Vec<Record> = self.attached.read()?;
-        let attached: Vec<_> =
-            attached.into_iter().filter(|record| record.pool == config.name).collect();
+        let mut attached = attachments::remembered(&self.state_dir)?;
+        attached.retain(|record| record.pool == config.name);
         let created: Vec<Remembered> = self.created.read()?;
         if attached.is_empty() && created.iter().all(|one| one.name != config.name) {
             return Ok(None);

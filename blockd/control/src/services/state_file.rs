@@ -35,6 +35,10 @@ impl StateFile {
         Self { path: folder.join(name), advice }
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// With another advice for when it is damaged.
     pub(super) fn with_advice(self, advice: &'static str) -> Self {
         Self { advice, ..self }
@@ -43,18 +47,27 @@ impl StateFile {
     /// Reads the entries; none if there is no file. A file that cannot be parsed is an error, as
     /// its entries would be lost otherwise.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<Vec<T>, Error> {
+        self.read_bytes()?.map_or_else(|| Ok(Vec::new()), |text| self.parse(&text))
+    }
+
+    /// Reads the file, if there is one.
+    pub(super) fn read_bytes(&self) -> Result<Option<Vec<u8>>, Error> {
         let path = &self.path;
         let length = match fs::metadata(path) {
             Ok(metadata) => metadata.len(),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::file("read", path, error)),
         };
         if length > MAX_BYTES {
             return Err(self.corrupt(&format!("{length} bytes, {MAX_BYTES} at most")));
         }
-        let text = fs::read(path).map_err(|error| Error::file("read", path, error))?;
+        fs::read(path).map(Some).map_err(|error| Error::file("read", path, error))
+    }
+
+    /// The entries in this content of the file.
+    pub(super) fn parse<T: DeserializeOwned>(&self, text: &[u8]) -> Result<Vec<T>, Error> {
         let content: Content<T> =
-            serde_json::from_slice(&text).map_err(|error| self.corrupt(&error.to_string()))?;
+            serde_json::from_slice(text).map_err(|error| self.corrupt(&error.to_string()))?;
         if content.version != VERSION {
             let problem = format!("version {}, {VERSION} expected", content.version);
             return Err(self.corrupt(&problem));
@@ -62,33 +75,43 @@ impl StateFile {
         Ok(content.entries)
     }
 
-    fn corrupt(&self, problem: &str) -> Error {
+    /// An error of this file, with what helps.
+    pub(super) fn corrupt(&self, problem: &str) -> Error {
         let problem = format!("{problem}; {}", self.advice);
         Error::Corrupt { what: self.path.display().to_string(), problem }
     }
 
     /// Replaces the file, durably: a reader sees the former list or this one.
     pub(super) fn write<T: Serialize>(&self, entries: Vec<T>) -> Result<(), Error> {
-        let path = &self.path;
-        let next = path.with_extension("json.next");
-        let failed = |error| Error::file("write", path, error);
+        let failed = |error| Error::file("write", &self.path, error);
         let text = serde_json::to_vec_pretty(&Content { version: VERSION, entries })
             .map_err(|error| failed(error.into()))?;
-        let written = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&next)
-            .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
-            .and_then(|()| fs::rename(&next, path));
-        if let Err(error) = written {
-            let _ = fs::remove_file(&next);
-            return Err(failed(error));
-        }
-        let folder = path.parent().unwrap_or_else(|| Path::new("/"));
-        File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
+        replace(&self.path, &text).map(drop).map_err(failed)
     }
+}
+
+/// Replaces a file durably by one with this content, which is returned open at its end.
+pub(super) fn replace(path: &Path, text: &[u8]) -> std::io::Result<File> {
+    let next = path.with_extension("json.next");
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&next)
+        .and_then(|mut file| {
+            file.write_all(text)?;
+            file.sync_all()?;
+            Ok(file)
+        })
+        .and_then(|file| fs::rename(&next, path).map(|()| file));
+    if written.is_err() {
+        let _ = fs::remove_file(&next);
+    }
+    let file = written?;
+    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
+    File::open(folder)?.sync_all()?;
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -223,7 +223,7 @@ impl Control {
     ) -> Result<(bool, usize), Error> {
         self.detach_device(pool, volume, force).await?;
         let place = (pool.name().to_owned(), volume.name.clone());
-        let detached = self.0.attachments.remove(&[place]).await? > 0;
+        let detached = self.0.attachments.remove(vec![place]).await? > 0;
         let closed = self.0.data_path.close_volume(pool.id(), volume.id).await;
         if let Err(error) = pool.release_kept(volume.id) {
             tracing::warn!(pool = pool.name(), volume = volume.name, %error, "space stays kept");
@@ -309,7 +309,7 @@ impl Control {
                 gone.push((record.pool.clone(), record.volume.clone()));
             }
         }
-        self.0.attachments.remove(&gone).await
+        self.0.attachments.remove(gone).await
     }
 }
 
