@@ -23,6 +23,7 @@ use super::ioctl;
 use super::mapped::Mapped;
 use super::memory::Memory;
 use super::pmem::{self, Pmem, PmemInfo, PmemOptions};
+use super::room;
 
 use files::{create_file, direct_block, leads_to, open_file, remove_created, sync_folder};
 
@@ -377,14 +378,16 @@ impl Device {
         meaning(self.info.kind, error, || ioctl::device_size(&self.file))
     }
 
-    /// Bytes free in the file system below a sparse file.
+    /// Bytes free below a sparse file: in its file system, and in the memory that it lies in.
     #[must_use]
     pub fn free_below(&self) -> Option<u64> {
         if !self.info.sparse || self.info.kind != DeviceKind::File {
             return None;
         }
+        let memory = self.info.mapped.then(room::left).flatten();
         let fs = fstatvfs(self.file.as_fd()).ok()?;
-        fs.blocks_available().checked_mul(fs.fragment_size())
+        let free = fs.blocks_available().checked_mul(fs.fragment_size())?;
+        Some(free.min(memory.unwrap_or(u64::MAX)))
     }
 }
 

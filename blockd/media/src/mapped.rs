@@ -17,6 +17,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 
 use super::io_error;
+use super::room::{self, Room};
 
 /// Bytes of a page.
 const PAGE: u64 = crate::PAGE as u64;
@@ -35,18 +36,23 @@ pub struct Mapped {
     /// A bit for each page: the file has memory for it.
     present: Box<[AtomicU64]>,
     /// Held while memory is allocated or given back and noted: a bit never says more than is so.
-    changing: Mutex<()>,
+    room: Mutex<Room>,
 }
 
 impl Mapped {
     /// Maps a file of this length, and finds what of it is in use.
     pub(super) fn new(file: Arc<File>, len: u64) -> std::io::Result<Self> {
+        Self::within(file, len, room::left)
+    }
+
+    /// With another view of the memory that is left.
+    fn within(file: Arc<File>, len: u64, left: fn() -> Option<u64>) -> std::io::Result<Self> {
         let bytes = usize::try_from(len).map_err(std::io::Error::other)?;
         let map = memmap2::MmapOptions::new().len(bytes).map_raw(&*file)?;
         let words = usize::try_from(len.div_ceil(PAGE * WORD_PAGES));
         let words = words.map_err(std::io::Error::other)?;
         let present: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let mapped = Self { map, file, len, present, changing: Mutex::new(()) };
+        let mapped = Self { map, file, len, present, room: Mutex::new(Room::new(left)) };
         mapped.find_present()?;
         Ok(mapped)
     }
@@ -65,9 +71,8 @@ impl Mapped {
                 Err(error) => return Err(error.into()),
             };
             let hole = u64::try_from(seek(data, Whence::SeekHole)?).unwrap_or(self.len);
-            // Without memory it is read and written as a file.
             let (first, end) = Self::pages(data, hole.min(self.len).saturating_sub(data));
-            let _ = self.allocate_pages(first, end);
+            self.note(first, end, true);
             at = hole.max(at + 1);
         }
         Ok(())
@@ -178,7 +183,7 @@ impl Mapped {
     /// Allocates those of these pages that have no memory, and no others: a call that fails takes
     /// back what was allocated in its range and not written.
     fn allocate_pages(&self, mut first: u64, end: u64) -> Result<(), IoError> {
-        let _changing = self.changing.lock();
+        let mut room = self.room.lock();
         while first < end {
             let run = (first..end).take_while(|&page| !self.are_present(page, page + 1)).count();
             if run == 0 {
@@ -190,6 +195,9 @@ impl Mapped {
             let bytes = (next * PAGE).min(self.len).saturating_sub(start);
             let range = (i64::try_from(start), i64::try_from(bytes));
             let (Ok(start), Ok(bytes)) = range else { return Err(IoError::Media) };
+            if !room.take((next - first) * PAGE) {
+                return Err(IoError::NoSpace);
+            }
             self.fallocate(FallocateFlags::empty(), start, bytes)?;
             self.note(first, next, true);
             first = next;
@@ -204,7 +212,7 @@ impl Mapped {
         if first >= end {
             return Ok(());
         }
-        let _changing = self.changing.lock();
+        let _room = self.room.lock();
         self.note(first, end, false);
         let (start, bytes) = (first * PAGE, (end - first) * PAGE);
         let (Ok(start), Ok(bytes)) = (i64::try_from(start), i64::try_from(bytes)) else {
@@ -293,6 +301,25 @@ mod tests {
         }
         assert!(calls <= 200 / 16 + 5, "{calls} calls");
         assert!(taken(&file) <= 200 + MOST_AHEAD, "{} pages", taken(&file));
+    }
+
+    #[test]
+    fn writes_are_refused_before_the_machine_is_out_of_memory() {
+        static LEFT: AtomicU64 = AtomicU64::new(2 * PAGE);
+        let file = mapped(1 << 20).0;
+        let left = || Some(LEFT.load(Ordering::Relaxed));
+        let mapped = Mapped::within(Arc::clone(&file), 1 << 20, left).unwrap();
+        mapped.write(0, &[1; 4096]).unwrap();
+        LEFT.store(0, Ordering::Relaxed);
+        // The page after it may have been allocated ahead, no more.
+        assert_eq!(mapped.write(8 * PAGE, &[2; 4096]), Err(IoError::NoSpace));
+        assert_eq!(mapped.zero(16 * PAGE, PAGE), Err(IoError::NoSpace));
+        mapped.write(0, &[3; 4096]).unwrap();
+        let mut page = [1; 4096];
+        mapped.read(8 * PAGE, &mut page).unwrap();
+        assert_eq!(page, [0; 4096]);
+        LEFT.store(PAGE, Ordering::Relaxed);
+        mapped.write(8 * PAGE, &[2; 4096]).unwrap();
     }
 
     #[test]
