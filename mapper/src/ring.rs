@@ -305,6 +305,10 @@ impl DeltaRing {
     /// trimmed, unless another program wrote to the memory.
     #[must_use]
     pub fn read(&self, slot: usize, position: u64) -> Option<RingRecord> {
+        // Most looks are at a slot without news, whose cell holds an old record.
+        if position > self.head(slot) {
+            return None;
+        }
         match self.group(slot, position, u64::MAX) {
             Ok(Group::Whole(record)) => Some(record),
             _ => None,

@@ -70,7 +70,8 @@ impl DeltaRing {
         };
         for (unit, number) in bytes.chunks_exact_mut(UNIT_SIZE).zip(0..count) {
             let next = position + number;
-            let Some(body) = self.load(slot, next).filter(|body| body[R_POSITION] == next) else {
+            let loaded = if number == 0 { Some(head) } else { self.load(slot, next) };
+            let Some(body) = loaded.filter(|body| body[R_POSITION] == next) else {
                 return Ok(Group::Partial(number));
             };
             if body[R_LSN] != head[R_LSN] {
