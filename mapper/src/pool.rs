@@ -68,6 +68,8 @@ pub struct Pool {
     pub(crate) slows_down: AtomicBool,
     /// The last place in the order of volumes that wait for space.
     pub(crate) waiting_order: AtomicU64,
+    /// Volumes that have asked for extents since the engine last looked, some of them twice.
+    pub(crate) asking: Mutex<Vec<Arc<Volume>>>,
     /// Most extents granted at a time.
     pub(crate) quantum: AtomicU64,
     /// Times that extents were granted to a volume.
@@ -282,6 +284,12 @@ impl Pool {
         place.compare_exchange(0, last, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
+    /// Adds a volume to those that the engine looks at when it grants extents, after one of them
+    /// was found missing or low for the first time since it did.
+    pub(crate) fn ask_for_space(&self, volume: &Arc<Volume>) {
+        self.asking.lock().push(Arc::clone(volume));
+    }
+
     /// Makes the engine check the waiting volumes once more, after
     /// [`crate::worker::Attachment::ask_again`] was called.
     pub fn look_again(&self) {
@@ -427,6 +435,7 @@ impl Pool {
             read_only,
             slows_down: AtomicBool::new(false),
             waiting_order: AtomicU64::new(0),
+            asking: Mutex::new(Vec::with_capacity(64)),
             quantum: AtomicU64::new(tuning.quantum),
             grants: AtomicU64::new(0),
             serving: AtomicBool::new(false),

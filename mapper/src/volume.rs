@@ -258,6 +258,11 @@ impl Volume {
         }
     }
 
+    /// Whether space is set aside or kept for it.
+    pub(crate) fn reserves(&self) -> bool {
+        self.set_aside.load(Ordering::Relaxed) > 0 || self.kept.load(Ordering::Acquire) > 0
+    }
+
     /// Extents granted and not used that others may have: all but the space set aside for it, and
     /// the space that is kept.
     pub(crate) fn spare(&self) -> u64 {

@@ -6,8 +6,9 @@
 
 mod write;
 
+use super::Engine;
 use super::queue::Purpose;
-use super::{Engine, VolumeTree};
+use super::tree::PageTree;
 use crate::directory::Directory;
 use crate::format::PageRef;
 use crate::format::superblock::Superblock;
@@ -148,7 +149,7 @@ impl Engine {
         let gate = pool.gate.close();
         self.checkpoint.lsn = gate.last_assigned();
         for volume in volumes.values() {
-            let Some(tree) = self.trees.get_mut(&volume.identity.id) else { continue };
+            let Some(tree) = self.trees.get_mut(volume.identity.id) else { continue };
             let lineage = volume.identity.lineage;
             let note = Note { pool: &pool, volume: volume.identity.id, lineage };
             note.dirty_slots(&volume.directory.load(), tree, &mut self.checkpoint.pending);
@@ -173,7 +174,7 @@ impl Engine {
         drop(volumes);
         let checkpoint = &mut self.checkpoint;
         checkpoint.dead.append(&mut self.releases.dead_pages);
-        checkpoint.trees.extend(self.trees.keys());
+        checkpoint.trees.extend(self.trees.ids());
         checkpoint.phase = Phase::Leaves;
         checkpoint.closes = closes;
         checkpoint.wanted = false;
@@ -264,7 +265,7 @@ struct Note<'a> {
 }
 
 impl Note<'_> {
-    fn dirty_slots(&self, directory: &Directory, tree: &mut VolumeTree, out: &mut Vec<Pending>) {
+    fn dirty_slots(&self, directory: &Directory, tree: &mut PageTree, out: &mut Vec<Pending>) {
         for word in 0..directory.dirty_words() {
             let mut bits = directory.take_dirty_word(word);
             while bits != 0 {
@@ -279,11 +280,11 @@ impl Note<'_> {
         &self,
         directory: &Directory,
         slot: SlotIndex,
-        tree: &mut VolumeTree,
+        tree: &mut PageTree,
         out: &mut Vec<Pending>,
     ) {
         let Some(leaf) = directory.load(slot) else {
-            tree.tree.set(u64::from(slot.0), PageRef::NONE);
+            tree.set(u64::from(slot.0), PageRef::NONE);
             return;
         };
         let meta = self.pool.arena.meta(leaf);
@@ -291,7 +292,7 @@ impl Note<'_> {
             // Its page says it already; if it changes from now on, that is for the next one.
             let address = PageAddress(meta.page.load(Ordering::Relaxed));
             let own = PageRef { address, sum: meta.page_sum.load(Ordering::Relaxed) };
-            tree.tree.set(u64::from(slot.0), own);
+            tree.set(u64::from(slot.0), own);
             return;
         }
         meta.capture_pending.store(true, Ordering::Relaxed);

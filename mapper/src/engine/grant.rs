@@ -48,7 +48,14 @@ impl Engine {
         let mut waiting = std::mem::take(&mut self.space.waiting);
         let pool = Arc::clone(&self.pool);
         let volumes = pool.volumes.read();
-        waiting.extend(volumes.values().filter_map(Waiting::of));
+        self.space.ask(&pool);
+        self.space.asking.retain(|volume| {
+            let is_there = volumes.contains_key(&volume.identity.id);
+            let asks = Waiting::of(volume).filter(|_| is_there);
+            let stays = asks.is_some();
+            waiting.extend(asks);
+            stays
+        });
         if self.grant_to_all(&mut waiting, &volumes) {
             pool.bump();
         }
@@ -211,20 +218,18 @@ impl Engine {
     }
 
     fn levels(&self) -> u64 {
-        self.trees.values().map(|t| t.tree.level_count() as u64).max().unwrap_or(1)
+        self.trees.levels()
     }
 
     /// Returns the number of index pages that `dirty` changed slots may touch.
     pub(super) fn index_pages(&self, dirty: u64) -> u64 {
-        let all: u64 = self.trees.values().map(|t| t.tree.most_pages()).sum();
-        all.min(dirty * self.levels())
+        self.trees.most_pages().min(dirty * self.levels())
     }
 
     /// Returns the limit of dirty slots with `pages` free pages.
     fn dirty_limit(&self, pages: u64) -> u64 {
         let left = pages.saturating_sub(self.fixed_pages());
-        let all: u64 = self.trees.values().map(|t| t.tree.most_pages()).sum();
-        (left / (1 + self.levels())).max(left.saturating_sub(all))
+        (left / (1 + self.levels())).max(left.saturating_sub(self.trees.most_pages()))
     }
 
     /// Whether there are pages for the dirty slots and, at the next checkpoint, for the slots that
@@ -252,10 +257,7 @@ impl Engine {
         if self.pool.pages.0.strict.load(Ordering::Relaxed) {
             return;
         }
-        let slots: u64 = {
-            let volumes = self.pool.volumes.read();
-            volumes.values().map(|v| u64::from(v.directory.load().slot_count())).sum()
-        };
+        let slots = self.trees.slots();
         let dirty = self.dirty_or_promised();
         let wanted = (2 * dirty + PAGES_AHEAD).min(slots.max(1));
         let reserve = self.pages.reserve_pages();

@@ -53,6 +53,7 @@ impl Engine {
         let size = volume.size.load(Ordering::Acquire).div_ceil(pool.geometry.extent_size());
         let useful = reserved.saturating_add(self.room_in_size(&volume, &volumes)).min(size);
         let wanted = pool.quantum.load(Ordering::Relaxed).min(most).min(useful);
+        self.space.note_reserving(&volumes, id);
         let mut added = volume.keep(reserved.min(wanted));
         let missing = wanted.saturating_sub(reserved);
         let allowed = missing.min(self.room_in_quota(&volume));

@@ -20,9 +20,9 @@ mod space;
 pub(crate) mod structure;
 mod superblocks;
 pub(crate) mod tree;
+pub(crate) mod trees;
 mod usage;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub use account::{Accounting, Figures, MAX_ACCOUNTED};
@@ -56,6 +56,7 @@ use release::Releases;
 use space::SpacePolicy;
 use superblocks::SuperWriter;
 use tree::PageTree;
+use trees::Trees;
 
 /// The log's place and how far it is written.
 #[derive(Debug)]
@@ -97,13 +98,6 @@ impl Catalogue {
     }
 }
 
-/// The index of one volume's leaves, and its place in the catalogue.
-#[derive(Debug)]
-pub(crate) struct VolumeTree {
-    pub(crate) tree: PageTree,
-    pub(crate) place: usize,
-}
-
 /// Owner of a pool's metadata; there is one per open pool.
 #[derive(Debug)]
 pub struct Engine {
@@ -118,7 +112,7 @@ pub struct Engine {
     pub(crate) releases: Releases,
     pub(crate) pages: PageSpace,
     pub(crate) catalogue: Catalogue,
-    pub(crate) trees: BTreeMap<VolumeId, VolumeTree>,
+    pub(crate) trees: Trees,
     pub(crate) controls: Controls,
     pub(crate) spares: Spares,
     /// Index pages of trees that structure changes have made since the last checkpoint.
@@ -142,7 +136,7 @@ pub(crate) struct EngineParts {
     pub(crate) superblock: Superblock,
     pub(crate) pages: PageSpace,
     pub(crate) catalogue: Catalogue,
-    pub(crate) trees: BTreeMap<VolumeId, VolumeTree>,
+    pub(crate) trees: Trees,
 }
 
 impl Engine {
@@ -185,6 +179,8 @@ impl Engine {
             let (id, lineage) = (volume.identity.id, volume.identity.lineage);
             engine.controls.lineages.insert(id, lineage);
         }
+        let pool = Arc::clone(&engine.pool);
+        engine.space.note_all_reserving(&pool.volumes.read());
         // No page extents are taken here: until the log is replayed the free map is too free.
         Ok(engine)
     }

@@ -1,7 +1,7 @@
 //! Carries out the space policy: queues waiting volumes, throttles writers, and reports changes of
 //! state.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::error::MapperError;
@@ -76,6 +76,10 @@ pub(crate) struct SpacePolicy {
     floor_ns: u64,
     changes: VecDeque<SpaceChange>,
     pub(super) waiting: Vec<Waiting>,
+    /// Volumes that have asked for extents and were not seen without need of any since.
+    pub(super) asking: Vec<Arc<Volume>>,
+    /// Volumes that space is set aside or kept for, and some that had such.
+    reserving: BTreeSet<VolumeId>,
 }
 
 impl SpacePolicy {
@@ -94,6 +98,31 @@ impl SpacePolicy {
             floor_ns: 0,
             changes: VecDeque::with_capacity(MAX_CHANGES),
             waiting: Vec::with_capacity(64),
+            asking: Vec::with_capacity(64),
+            reserving: BTreeSet::new(),
+        }
+    }
+
+    /// Notes all volumes that space is set aside for, when the pool is opened.
+    pub(super) fn note_all_reserving(&mut self, volumes: &Volumes) {
+        let reserving = volumes.iter().filter(|(_, volume)| volume.reserves());
+        self.reserving = reserving.map(|(id, _)| *id).collect();
+    }
+
+    /// Notes that space is, or soon will be, set aside or kept for a volume.
+    pub(super) fn note_reserving(&mut self, volumes: &Volumes, id: VolumeId) {
+        let reserves = |id: &VolumeId| volumes.get(id).is_some_and(|volume| volume.reserves());
+        self.reserving.retain(reserves);
+        self.reserving.insert(id);
+    }
+
+    /// Takes over those that have asked since the last time, each of them once.
+    pub(super) fn ask(&mut self, pool: &Pool) {
+        let mut new = pool.asking.lock();
+        if !new.is_empty() {
+            self.asking.append(&mut new);
+            self.asking.sort_unstable_by_key(|volume| volume.identity.id);
+            self.asking.dedup_by_key(|volume| volume.identity.id);
         }
     }
 
@@ -169,6 +198,8 @@ impl Engine {
             return Ok(before);
         }
         volume.set(settings, self.pool.geometry);
+        let pool = Arc::clone(&self.pool);
+        self.space.note_reserving(&pool.volumes.read(), id);
         if let Err(error) = self.check_set_aside(None) {
             volume.set(before, self.pool.geometry);
             return Err(error);
@@ -194,13 +225,16 @@ impl Engine {
             Some((id, size)) if volume.identity.id == id => size,
             _ => volume.size.load(Ordering::Acquire),
         };
-        let unmet = volumes.values().map(|volume| {
+        let unmet = self.reserving(&volumes).map(|volume| {
             let size = size_of(volume);
             let wanted = volume.set_aside_at(size, pool.geometry);
             let unmet = if wanted == 0 { 0 } else { wanted.saturating_sub(volume.held()) };
             (unmet, unmet + volume.kept(), size)
         });
         let needed = with_pages(pool, unmet);
+        if needed == 0 {
+            return Ok(());
+        }
         let spare: u64 = volumes.values().map(|volume| volume.spare()).sum();
         let free = pool.free_space.lock().free_count() + spare;
         if needed > free {
@@ -217,7 +251,17 @@ impl Engine {
             let unmet = volume.unmet();
             (unmet, unmet + volume.kept(), size(volume))
         };
-        with_pages(&self.pool, volumes.values().map(of))
+        with_pages(&self.pool, self.reserving(volumes).map(of))
+    }
+
+    /// Volumes that space is set aside or kept for, and some others.
+    fn reserving<'a>(&'a self, volumes: &'a Volumes) -> impl Iterator<Item = &'a Arc<Volume>> {
+        let reserving = &self.space.reserving;
+        debug_assert!(
+            volumes.iter().all(|(id, volume)| reserving.contains(id) || !volume.reserves()),
+            "a volume has space set aside that is not counted"
+        );
+        reserving.iter().filter_map(|id| volumes.get(id))
     }
 
     pub(super) fn space_deadline(&self) -> Option<u64> {

@@ -20,9 +20,10 @@ use crate::sync::Ordering;
 use crate::units::{ExtentIndex, Lsn, PageAddress, SlotIndex, VolumeId, WallTime};
 use crate::volume::{DELETED, Identity, Volume};
 
+use super::Engine;
 use super::release::{Item, Releasing};
 use super::tree::PageTree;
-use super::{Engine, VolumeTree};
+use super::trees::VolumeTree;
 
 /// A snapshot, or with a size a clone, that is about to be made.
 struct New {
@@ -33,7 +34,7 @@ struct New {
     made: WallTime,
 }
 
-/// Volumes and snapshots of a pool. Each poll of the engine examines all of them.
+/// Volumes and snapshots of a pool. Lists and checkpoints examine all of them.
 pub(crate) const MAX_VOLUMES: usize = 1 << 16;
 
 impl Engine {
@@ -118,7 +119,7 @@ impl Engine {
     /// The volume's record has changed.
     pub(super) fn mark_record(&mut self, id: VolumeId) {
         let per_page = usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
-        if let Some(tree) = self.trees.get(&id) {
+        if let Some(tree) = self.trees.get(id) {
             self.catalogue.dirty[tree.place / per_page] = true;
         }
     }
@@ -132,7 +133,7 @@ impl Engine {
         self.take_back_reserve(&volume);
         let directory = volume.directory.load_full();
         self.release_all(&volume, directory, lsn);
-        if let Some(tree) = self.trees.remove(&id) {
+        if let Some(tree) = self.trees.remove(id) {
             self.releases.dead_pages.extend(tree.tree.addresses());
             self.catalogue.places[tree.place] = None;
         }
@@ -192,19 +193,19 @@ impl Engine {
     /// this volume too.
     fn refer_to_leaves(&mut self, id: VolumeId) -> Result<(), MapperError> {
         let volume = self.pool.volume(id)?;
-        let Some(tree) = self.trees.get_mut(&id) else { return Ok(()) };
+        let Some(tree) = self.trees.get_mut(id) else { return Ok(()) };
         let directory = volume.directory.load();
         for (slot, leaf) in directory.iter() {
             let meta = self.pool.arena.meta(leaf);
             if meta.clean.load(Ordering::Relaxed) {
                 let address = PageAddress(meta.page.load(Ordering::Relaxed));
                 let sum = meta.page_sum.load(Ordering::Relaxed);
-                tree.tree.set(u64::from(slot.0), PageRef { address, sum });
+                tree.set(u64::from(slot.0), PageRef { address, sum });
             } else if directory.mark_dirty(slot) {
                 self.pool.pages.0.dirty.fetch_add(1, Ordering::Relaxed);
             }
         }
-        self.new_tree_pages += tree.tree.present_pages();
+        self.new_tree_pages += tree.present_pages();
         self.mark_record(id);
         Ok(())
     }
@@ -233,10 +234,11 @@ impl Engine {
         volume.valid.store(snapshot.valid.load(Ordering::Relaxed), Ordering::Relaxed);
         self.install_directory(&volume, directory, size);
         let fresh = self.new_tree(id, size);
-        if let Some(tree) = self.trees.get_mut(&id) {
-            let former = std::mem::replace(&mut tree.tree, fresh);
-            self.releases.dead_pages.extend(former.addresses());
-        }
+        let dead = &mut self.releases.dead_pages;
+        self.trees.replace(id, |former| {
+            dead.extend(former.addresses());
+            fresh
+        });
         self.refer_to_leaves(id)
     }
 
@@ -250,10 +252,10 @@ impl Engine {
         volume.shape.fetch_add(1, Ordering::SeqCst);
         volume.follow_size(self.pool.geometry);
         let id = volume.identity.id;
-        if changed && let Some(tree) = self.trees.get_mut(&id) {
-            let old = std::mem::replace(&mut tree.tree, PageTree::new(id.0, 1, 1));
-            tree.tree = old.resized(slots, 1, &mut self.releases.dead_pages);
-            self.new_tree_pages += tree.tree.present_pages();
+        if changed {
+            let dead = &mut self.releases.dead_pages;
+            let new = self.trees.replace(id, |old| old.resized(slots, 1, dead));
+            self.new_tree_pages += new.map_or(0, PageTree::present_pages);
         }
         self.mark_record(id);
     }

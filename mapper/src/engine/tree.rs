@@ -34,6 +34,8 @@ impl Node {
 pub(crate) struct PageTree {
     /// Volume id; 0 for the catalogue.
     pub(crate) id: u32,
+    /// Pages below the index.
+    pages: u64,
     /// From the lowest index level up. The last has one node.
     levels: Vec<Vec<Option<Box<Node>>>>,
     /// For a tree of one page without an index above it.
@@ -50,7 +52,12 @@ impl PageTree {
             levels.push((0..count).map(|_| None).collect());
         }
         debug_assert!(levels.len() <= usize::from(MAX_LEVELS), "sizes are limited");
-        Self { id, levels, single: PageRef::NONE }
+        Self { id, pages, levels, single: PageRef::NONE }
+    }
+
+    /// Pages that it has room for.
+    pub(crate) const fn page_count(&self) -> u64 {
+        self.pages
     }
 
     pub(crate) fn level_count(&self) -> usize {

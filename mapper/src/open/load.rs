@@ -16,10 +16,11 @@ use crate::sync::Ordering;
 use crate::units::{LeafId, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::{Identity, Volume};
 
+use crate::engine::Catalogue;
 use crate::engine::info::fixed_extents;
 use crate::engine::pages::PageSpace;
 use crate::engine::tree::PageTree;
-use crate::engine::{Catalogue, VolumeTree};
+use crate::engine::trees::{Trees, VolumeTree};
 
 /// The purpose of a page.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +68,7 @@ pub(super) struct Loader {
     leaves: HashMap<PageAddress, (LeafId, SlotIndex)>,
     records: BTreeMap<u64, VolumeRecord>,
     pub(super) catalogue: Catalogue,
-    pub(super) trees: BTreeMap<VolumeId, VolumeTree>,
+    pub(super) trees: Trees,
     pub(super) pages: PageSpace,
 }
 
@@ -97,7 +98,7 @@ impl Loader {
             leaves: HashMap::new(),
             records: BTreeMap::new(),
             catalogue: Catalogue { tree, places: vec![None; count], dirty },
-            trees: BTreeMap::new(),
+            trees: Trees::default(),
             pages,
             superblock: superblock.clone(),
         };
@@ -209,8 +210,8 @@ impl Loader {
             What::Index { volume, level, index } => {
                 let expect = PageExpect::index(id, level, index, sum);
                 let decoded = decode_index(&page.0, &expect, &self.limits, place)?;
-                if let Some(tree) = self.trees.get_mut(&volume) {
-                    tree.tree.install(level, index, page_read.reference, |i| decoded.entry(i));
+                if let Some(tree) = self.trees.get_mut(volume) {
+                    tree.install(level, index, page_read.reference, |i| decoded.entry(i));
                 }
                 for (child, reference) in (index * INDEX_FANOUT..).zip(decoded.iter()) {
                     self.child(pool, volume, level, child, reference)?;
@@ -233,7 +234,7 @@ impl Loader {
             return bad("the catalogue has more records than the superblock says");
         };
         *slot = Some(record.id);
-        if record.id.0 >= self.superblock.next_volume_id || self.trees.contains_key(&record.id) {
+        if record.id.0 >= self.superblock.next_volume_id || self.trees.get(record.id).is_some() {
             return bad("the catalogue names a volume twice, or one that was never made");
         }
         let identity = Identity {

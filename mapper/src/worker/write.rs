@@ -390,9 +390,11 @@ impl Worker {
             }
             if self.pool.queue_up(&volume.starves) {
                 volume.count_grant_wait(grants);
+                self.pool.ask_for_space(volume);
             }
         }
         if low && !volume.wants_space.swap(true, Ordering::AcqRel) {
+            self.pool.ask_for_space(volume);
             self.pool.want_engine();
         }
         extent.ok_or(ParkReason::Space)

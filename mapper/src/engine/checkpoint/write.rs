@@ -98,8 +98,8 @@ impl Engine {
             let Some(address) = self.next_page() else { return false };
             let pending = self.checkpoint.pending[self.checkpoint.next];
             let reference = self.leaf_reference(pending, address);
-            if let Some(tree) = self.trees.get_mut(&pending.volume) {
-                tree.tree.set(u64::from(pending.slot.0), reference);
+            if let Some(tree) = self.trees.get_mut(pending.volume) {
+                tree.set(u64::from(pending.slot.0), reference);
             }
             self.checkpoint.next += 1;
         }
@@ -176,17 +176,18 @@ impl Engine {
             let stamp = self.stamp();
             let wrote = self.fill_page(|engine, page| {
                 let checkpoint = &mut engine.checkpoint;
-                let tree = engine.trees.get_mut(&id)?;
-                let before = tree.tree.root();
-                let wrote = tree.tree.write_next(
+                let tree = engine.trees.get_mut(id)?;
+                let before = tree.root();
+                let wrote = tree.write_next(
                     &mut checkpoint.cursor,
                     address,
                     &stamp,
                     page,
                     &mut checkpoint.dead,
                 );
-                if wrote || before != tree.tree.root() {
-                    let at = tree.place / usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
+                if wrote || before != tree.root() {
+                    let place = engine.trees.get(id)?.place;
+                    let at = place / usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
                     engine.catalogue.dirty[at] = true;
                 }
                 Some(wrote)
@@ -226,7 +227,7 @@ impl Engine {
     fn record(&self, page: usize, index: usize) -> Option<VolumeRecord> {
         let per_page = usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
         let id = (*self.catalogue.places.get(page * per_page + index)?)?;
-        let tree = &self.trees.get(&id)?.tree;
+        let tree = &self.trees.get(id)?.tree;
         let volume = self.pool.volume(id).ok()?;
         let identity = volume.identity;
         Some(VolumeRecord {

@@ -195,7 +195,7 @@ impl Engine {
         like: &[VolumeId],
     ) -> Result<(), MapperError> {
         // A clone that is larger may have a level or two more above.
-        let tree = |id| self.trees.get(id).map_or(0, |t| t.tree.present_pages() + 2);
+        let tree = |id: &VolumeId| self.trees.get(*id).map_or(0, |t| t.tree.present_pages() + 2);
         let needed = like.iter().map(tree).sum::<u64>() + self.new_tree_pages;
         let geometry = self.pool.geometry;
         let free = self.pool.free_space.lock().free_count() * geometry.pages_per_extent()

@@ -1,0 +1,119 @@
+//! The index trees of all volumes, with the sums over them that each poll of the engine needs: a
+//! pool may have thousands of volumes.
+
+use std::collections::BTreeMap;
+
+use crate::format::MAX_LEVELS;
+use crate::units::VolumeId;
+
+use super::tree::PageTree;
+
+/// The index of one volume's leaves, and its place in the catalogue.
+#[derive(Debug)]
+pub(crate) struct VolumeTree {
+    pub(crate) tree: PageTree,
+    pub(crate) place: usize,
+}
+
+/// All of them, by volume.
+#[derive(Debug, Default)]
+pub(crate) struct Trees {
+    by_volume: BTreeMap<VolumeId, VolumeTree>,
+    slots: u64,
+    most_pages: u64,
+    /// How many trees have each number of levels.
+    by_levels: [usize; MAX_LEVELS as usize + 1],
+}
+
+impl Trees {
+    pub(crate) fn insert(&mut self, id: VolumeId, tree: VolumeTree) {
+        self.remove(id);
+        self.count(&tree.tree, true);
+        self.by_volume.insert(id, tree);
+    }
+
+    pub(crate) fn remove(&mut self, id: VolumeId) -> Option<VolumeTree> {
+        let tree = self.by_volume.remove(&id)?;
+        self.count(&tree.tree, false);
+        Some(tree)
+    }
+
+    pub(crate) fn get(&self, id: VolumeId) -> Option<&VolumeTree> {
+        self.by_volume.get(&id)
+    }
+
+    /// A volume's tree, whose references may be changed, but not its size.
+    pub(crate) fn get_mut(&mut self, id: VolumeId) -> Option<&mut PageTree> {
+        self.by_volume.get_mut(&id).map(|one| &mut one.tree)
+    }
+
+    /// Puts another tree in the place of a volume's, made of it.
+    pub(crate) fn replace(
+        &mut self,
+        id: VolumeId,
+        make: impl FnOnce(PageTree) -> PageTree,
+    ) -> Option<&PageTree> {
+        let VolumeTree { tree, place } = self.remove(id)?;
+        self.insert(id, VolumeTree { tree: make(tree), place });
+        self.get(id).map(|one| &one.tree)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_volume.len()
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = VolumeId> {
+        self.by_volume.keys().copied()
+    }
+
+    /// Slots of all volumes.
+    pub(crate) const fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// Index pages if everything were mapped.
+    pub(crate) const fn most_pages(&self) -> u64 {
+        self.most_pages
+    }
+
+    /// Levels of the highest tree.
+    pub(crate) fn levels(&self) -> u64 {
+        self.by_levels.iter().rposition(|count| *count > 0).map_or(1, |levels| levels as u64)
+    }
+
+    fn count(&mut self, tree: &PageTree, is_there: bool) {
+        let counts = &mut self.by_levels[tree.level_count().min(usize::from(MAX_LEVELS))];
+        if is_there {
+            self.slots += tree.page_count();
+            self.most_pages += tree.most_pages();
+            *counts += 1;
+        } else {
+            self.slots -= tree.page_count();
+            self.most_pages -= tree.most_pages();
+            *counts -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_those_of_the_trees_that_are_there() {
+        let mut all = Trees::default();
+        let tree = |pages| VolumeTree { tree: PageTree::new(1, pages, 1), place: 0 };
+        let sums = |all: &Trees| (all.slots(), all.most_pages(), all.levels(), all.len());
+        assert_eq!(sums(&all), (0, 0, 1, 0));
+        all.insert(VolumeId(1), tree(10));
+        all.insert(VolumeId(2), tree(1000));
+        // Four pages below one; the other has one.
+        assert_eq!(sums(&all), (1010, 6, 2, 2));
+        all.insert(VolumeId(1), tree(20));
+        assert_eq!(sums(&all), (1020, 6, 2, 2));
+        all.replace(VolumeId(2), |old| old.resized(252, 1, &mut Vec::new()));
+        assert_eq!(sums(&all), (272, 2, 1, 2));
+        assert!(all.remove(VolumeId(1)).is_some() && all.remove(VolumeId(1)).is_none());
+        assert_eq!(sums(&all), (252, 1, 1, 1));
+    }
+}
