@@ -379,6 +379,9 @@ impl Volume {
 
     /// How many extents are granted and not used yet.
     pub(crate) fn reserved(&self) -> u64 {
+        if self.grants.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
         let slices: usize = self.attachments.lock().iter().map(|a| a.slice.lock().len()).sum();
         self.reserve.lock().total() + slices as u64
     }

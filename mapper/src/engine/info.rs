@@ -64,6 +64,34 @@ impl Pool {
         let size = |one: &Arc<Volume>| one.size.load(Ordering::Acquire);
         sizes.map(size).fold(0, u64::saturating_add)
     }
+
+    /// Sums over all volumes and snapshots. Takes far less time than their summaries.
+    #[must_use]
+    pub fn sums(&self) -> Sums {
+        let mut sums = Sums::default();
+        for volume in self.volumes.read().values() {
+            let size = volume.size.load(Ordering::Acquire);
+            sums.count += 1;
+            sums.snapshots += usize::from(volume.identity.kind == VolumeKind::Snapshot);
+            sums.size = sums.size.saturating_add(size);
+            let set_aside = volume.settings.lock().set_aside(size);
+            sums.set_aside = sums.set_aside.saturating_add(set_aside);
+        }
+        sums
+    }
+}
+
+/// Sums over the volumes and snapshots of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sums {
+    /// How many there are.
+    pub count: usize,
+    /// How many of these are snapshots.
+    pub snapshots: usize,
+    /// Bytes that they have together.
+    pub size: u64,
+    /// Bytes that are set aside for them, those that they have included.
+    pub set_aside: u64,
 }
 
 impl Engine {
@@ -75,8 +103,8 @@ impl Engine {
             let space = self.pool.free_space.lock();
             (space.total_count(), space.free_count())
         };
-        let volumes: Vec<_> = self.pool.volumes.read().values().cloned().collect();
-        let reserved: u64 = volumes.iter().map(|v| v.reserved()).sum();
+        // This thread alone makes and deletes volumes: nobody waits for the lock.
+        let reserved: u64 = self.pool.volumes.read().values().map(|v| v.reserved()).sum();
         let supers = 2 * self.superblock.devices.as_slice().len() as u64;
         let wal = u64::from(self.superblock.wal_extents);
         let metadata = supers + wal + self.pages.extent_count();

@@ -28,7 +28,7 @@ use std::sync::Arc;
 pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
 pub use grow::GROWTH_ALLOWED;
-pub use info::fixed_extents;
+pub use info::{Sums, fixed_extents};
 pub use keep::{Kept, Shortage};
 pub use release::Releasing;
 pub use usage::{Use, UsedExtent};

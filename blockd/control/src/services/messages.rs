@@ -261,10 +261,7 @@ impl Control {
         let stats = self.data_path().volume_stats();
         let here = stats.iter().filter(|one| one.pool == name);
         let blocked_writes = here.map(|one| one.blocked.get()).sum();
-        let volumes = handle.mapper().summaries();
-        let set_aside = volumes.iter().map(|one| one.settings.set_aside(one.size)).sum();
-        let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
-        let snapshots = volumes.iter().filter(|one| one.kind == VolumeKind::Snapshot).count();
+        let sums = handle.mapper().sums();
         let devices = handle.devices();
         let pmem: Vec<PmemInfo> = devices.iter().filter_map(|one| one.pmem.clone()).collect();
         let step = volumes::step(handle);
@@ -286,9 +283,9 @@ impl Control {
             metadata_bytes: to_wire(space.pool.metadata),
             metadata_free_bytes: to_wire(space.pool.metadata_free),
             backing_free_bytes: space.backing_free.map_or(-1, to_wire),
-            promised_bytes: to_wire(promised),
-            volume_count: count(volumes.len()),
-            snapshot_count: count(snapshots),
+            promised_bytes: to_wire(sums.size),
+            volume_count: count(sums.count),
+            snapshot_count: count(sums.snapshots),
             releasing_count: u32::try_from(space.releasing_volumes).unwrap_or(u32::MAX),
             releasing_bytes: to_wire(space.releasing),
             devices: handle.devices().iter().map(device).collect(),
@@ -298,7 +295,7 @@ impl Control {
             very_low_bytes: to_wire(now.very_low),
             write_rate_bytes: to_wire(now.rate),
             seconds_to_full: now.seconds_to_full.map_or(-1, to_wire),
-            set_aside_bytes: to_wire(set_aside),
+            set_aside_bytes: to_wire(sums.set_aside),
             blocked_writes,
             kind: v1::PoolKind::Mapped.into(),
             durability: durability(of_devices(handle)).into(),
