@@ -19,8 +19,19 @@ pub struct Pattern {
     pub depth: usize,
     /// Bytes from the start of the volume that are used: a multiple of `bytes`.
     pub span: u64,
-    /// Seed of the offsets; `None` is sequential, and wraps around.
-    pub seed: Option<u64>,
+    /// The order of the places.
+    pub order: Order,
+}
+
+/// The order in which places of a volume are used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// At random, from this seed on.
+    Random(u64),
+    /// One after the other, from the start on again behind the last.
+    Sequential,
+    /// Every so many bytes, from this one of such places on.
+    Strided(u64, u64),
 }
 
 /// An event of a request, which is identified by its slot among those in flight.
@@ -35,14 +46,19 @@ pub enum Event {
 impl Pattern {
     /// The offsets of the requests, without end.
     pub fn offsets(&self) -> impl Iterator<Item = u64> + use<> {
-        let bytes = self.bytes as u64;
-        let places = (self.span / bytes).max(1);
-        let mut random = self.seed.map(fastrand::Rng::with_seed);
-        let mut next = 0;
+        let (stride, mut next) = match self.order {
+            Order::Random(_) | Order::Sequential => (self.bytes as u64, 0),
+            Order::Strided(first, stride) => (stride, first),
+        };
+        let places = (self.span / stride).max(1);
+        let mut random = match self.order {
+            Order::Random(seed) => Some(fastrand::Rng::with_seed(seed)),
+            _ => None,
+        };
         std::iter::from_fn(move || {
             let place = random.as_mut().map_or(next % places, |random| random.u64(..places));
             next += 1;
-            Some(place * bytes)
+            Some(place * stride)
         })
     }
 
@@ -50,7 +66,7 @@ impl Pattern {
     #[must_use]
     pub fn filling(span: u64) -> (Self, u64) {
         const BYTES: usize = 128 << 10;
-        let pattern = Self { write: true, bytes: BYTES, depth: 4, span, seed: None };
+        let pattern = Self { write: true, bytes: BYTES, depth: 4, span, order: Order::Sequential };
         (pattern, span / BYTES as u64)
     }
 }
@@ -127,10 +143,15 @@ mod tests {
 
     #[test]
     fn offsets_stay_in_the_span() {
-        let pattern = Pattern { write: false, bytes: 8192, depth: 1, span: 65536, seed: Some(1) };
+        let pattern =
+            Pattern { write: false, bytes: 8192, depth: 1, span: 65536, order: Order::Random(1) };
         assert!(pattern.offsets().take(1000).all(|at| at % 8192 == 0 && at + 8192 <= 65536));
-        let in_order: Vec<u64> = Pattern { seed: None, ..pattern }.offsets().take(9).collect();
+        let offsets = |order, count| -> Vec<u64> {
+            Pattern { order, ..pattern }.offsets().take(count).collect()
+        };
+        let in_order = offsets(Order::Sequential, 9);
         assert_eq!(in_order, [0, 8192, 16384, 24576, 32768, 40960, 49152, 57344, 0]);
+        assert_eq!(offsets(Order::Strided(1, 16384), 4), [16384, 32768, 49152, 0]);
     }
 
     #[test]
@@ -144,7 +165,8 @@ mod tests {
     fn a_device_gets_exactly_the_requests() {
         let path = std::env::temp_dir().join(format!("blockd-load-{}", std::process::id()));
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-        let pattern = Pattern { write: true, bytes: 8192, depth: 4, span: 1 << 20, seed: Some(1) };
+        let pattern =
+            Pattern { write: true, bytes: 8192, depth: 4, span: 1 << 20, order: Order::Random(1) };
         let mut ended = 0;
         let mut enough = exactly(37);
         let done = Device::open(&path, &pattern).and_then(|mut device| {

@@ -7,6 +7,16 @@ use serde_json::{Value, json};
 pub enum Budget {
     /// Time or memory: at most so much. A noisy machine can miss it, so a miss is only shown.
     AtMost(f64),
+    /// The same as a multiple of what this machine needs for something simple, measured in the same
+    /// run: at most `times` times `each`, which is in the row's unit.
+    Times {
+        /// How many times.
+        times: f64,
+        /// What that something is.
+        of: &'static str,
+        /// How much one takes.
+        each: f64,
+    },
     /// A count, which no noise touches: exactly so much. A miss fails the run.
     Exactly(f64),
     /// No target: the figure explains another one.
@@ -38,6 +48,7 @@ impl Row {
     pub fn met(&self) -> Option<bool> {
         match self.budget {
             Budget::AtMost(most) => Some(self.figure <= most),
+            Budget::Times { times, each, .. } => Some(self.figure <= times * each),
             // Both are whole numbers.
             Budget::Exactly(count) => Some((self.figure - count).abs() < 1e-9),
             Budget::None => None,
@@ -55,6 +66,7 @@ impl Row {
     pub fn to_json(&self) -> Value {
         let (kind, budget) = match self.budget {
             Budget::AtMost(most) => ("at_most", Some(most)),
+            Budget::Times { times, each, .. } => ("times", Some(times * each)),
             Budget::Exactly(count) => ("exactly", Some(count)),
             Budget::None => ("none", None),
         };
@@ -67,6 +79,10 @@ impl Row {
     fn line(&self) -> String {
         let budget = match self.budget {
             Budget::AtMost(most) => format!("<= {} {}", number(most), self.unit),
+            Budget::Times { times, of, each } => {
+                let found = number(self.figure / each);
+                format!("{found} <= {} x {of}", number(times))
+            }
             Budget::Exactly(count) => format!("= {}", number(count)),
             Budget::None => "-".to_owned(),
         };
@@ -76,7 +92,7 @@ impl Row {
             None => "-",
         };
         let figure = format!("{} {}", number(self.figure), self.unit);
-        format!("{:<62} {figure:>16}  {budget:<14} {met}", self.name)
+        format!("{:<62} {figure:>16}  {budget:<24} {met}", self.name)
     }
 }
 
@@ -108,6 +124,11 @@ mod tests {
         assert!(Row::new("a", 1.0, "allocations", Budget::Exactly(0.0)).fails());
         assert!(!Row::new("a", 0.0, "allocations", Budget::Exactly(0.0)).fails());
         assert!(!Row::new("a", 2.0, "ns", Budget::AtMost(1.0)).fails());
+        let times = |figure| {
+            Row::new("a", figure, "ns", Budget::Times { times: 3.0, of: "miss", each: 100.0 })
+        };
+        assert_eq!([times(299.0).met(), times(301.0).met()], [Some(true), Some(false)]);
+        assert!(!times(301.0).fails());
         assert_eq!(Row::new("a", 2.0, "ns", Budget::AtMost(1.0)).met(), Some(false));
         assert_eq!(Row::new("a", 2.0, "ns", Budget::None).met(), None);
     }

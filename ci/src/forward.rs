@@ -116,8 +116,18 @@ pub(crate) fn bench_counts(root: &Path, arguments: &[String]) -> Result<()> {
     build.args(["build", "--quiet", "--release", "--package", "blockd-bench", "--bin", "counts"]);
     command::run(&mut build)?;
     let runner = command::target_dir(root).join("release").join("counts");
+    let mut places = vec![("--blockd", daemon), ("--runner", runner)];
+    // The others are part of it unless two builds are compared, or one with its baseline.
+    let is_of_ours = |word: &String| {
+        ["--before", "--baseline", "--write-baseline"].iter().any(|flag| word.starts_with(flag))
+    };
     let mut all = Vec::new();
-    for (name, path) in [("--blockd", daemon), ("--runner", runner)] {
+    if !arguments.iter().any(is_of_ours) {
+        setup::ensure(&setup::NBD_BENCH)?;
+        places.push(("--rublk", rublk(root)?));
+        all.push("--peers".to_owned());
+    }
+    for (name, path) in places {
         all.extend([name.to_owned(), path.to_string_lossy().into_owned()]);
     }
     all.extend(arguments.iter().cloned());

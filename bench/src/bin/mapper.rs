@@ -4,6 +4,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use blockd_bench::budgets::machine::Machine;
 use blockd_bench::budgets::{counts, lookup, scale};
 use blockd_bench::facts;
 use blockd_bench::report::{self, Row};
@@ -35,10 +36,12 @@ fn main() -> Result<ExitCode> {
     if !arguments.json {
         facts::print();
     }
-    let sections: [(&str, Vec<Row>); 4] = [
+    let machine = Machine::measure();
+    let sections: [(&str, Vec<Row>); 5] = [
+        ("memory of this machine", machine.rows()),
         ("counts", counts::rows(&scratch)?),
-        ("the map's structures", lookup::rows()?),
-        ("the mapper, data not written", scale::rows(&scratch)?),
+        ("the map's structures", lookup::rows(&machine)?),
+        ("the mapper, data not written", scale::rows(&machine, &scratch)?),
         ("beside others, 1,048,576 mappings", lookup::comparison(&scratch)?),
     ];
     let failed = sections.iter().flat_map(|(_, rows)| rows).any(Row::fails);

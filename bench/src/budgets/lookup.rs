@@ -13,6 +13,7 @@ use blockd_testkit::folder::Folder;
 use redb::backends::InMemoryBackend;
 use redb::{ReadableDatabase, TableDefinition};
 
+use super::machine::Machine;
 use super::rig::{EXTENT, Media, Rig, TIB, mix, shuffled};
 use crate::report::{Budget, Row};
 
@@ -25,7 +26,7 @@ const ENTRIES: u64 = 1 << 20;
 const TABLE: TableDefinition<'_, u64, (u64, u64)> = TableDefinition::new("map");
 
 /// Lookups of 1 TiB mapped in random order.
-pub fn rows() -> Result<Vec<Row>> {
+pub fn rows(machine: &Machine) -> Result<Vec<Row>> {
     let map = Map::fragmented(EXTENTS)?;
     let clock = Clock::start();
     const DEPENDENT: u64 = 2_000_000;
@@ -38,22 +39,22 @@ pub fn rows() -> Result<Vec<Row>> {
     let dependent = (clock.ns() - from) as f64 / DEPENDENT as f64;
     let independent = map.independent(clock, EXTENTS);
     Ok(vec![
-        Row::new("lookup, 1 TiB fragmented, dependent", dependent, "ns", Budget::AtMost(300.0)),
-        Row::new("lookup, 1 TiB fragmented, batched", independent, "ns", Budget::AtMost(35.0)),
-        allocation()?,
+        Row::new("lookup, 1 TiB fragmented, dependent", dependent, "ns", machine.misses(3.0)),
+        Row::new("lookup, 1 TiB fragmented, batched", independent, "ns", machine.independent(3.0)),
+        allocation(machine)?,
     ])
 }
 
 /// A directory and its leaves, as a volume has them.
 #[derive(Debug)]
-struct Map {
+pub struct Map {
     directory: Directory,
     arena: Arena,
 }
 
 impl Map {
     /// Every extent mapped to a random one.
-    fn fragmented(extents: u64) -> Result<Self> {
+    pub fn fragmented(extents: u64) -> Result<Self> {
         let leaves = u32::try_from(extents / 256)?;
         let arena = Arena::new(leaves);
         arena.refill(leaves)?;
@@ -69,8 +70,10 @@ impl Map {
         Ok(Self { directory, arena })
     }
 
+    /// The place and the valid sub-blocks of an extent, mixed into one number.
     #[inline]
-    fn lookup(&self, extent: u64) -> u64 {
+    #[must_use]
+    pub fn lookup(&self, extent: u64) -> u64 {
         let extent = ExtentIndex(extent);
         let Some(leaf) = self.directory.load(extent.slot()) else { return 0 };
         let mapping = self.arena.leaf(leaf).load(extent.entry());
@@ -90,7 +93,7 @@ impl Map {
 }
 
 /// Slices of eight taken from a device of 1 TiB that is 90 % full, at random places.
-fn allocation() -> Result<Row> {
+fn allocation(machine: &Machine) -> Result<Row> {
     const ROUNDS: usize = 50;
     const PER_ROUND: u64 = EXTENTS / 500;
     let mut allocator = Allocator::new();
@@ -121,7 +124,7 @@ fn allocation() -> Result<Row> {
         }
     }
     let figure = ns as f64 / count as f64;
-    Ok(Row::new("allocation at 90 % full, per extent", figure, "ns", Budget::AtMost(50.0)))
+    Ok(Row::new("allocation at 90 % full, per extent", figure, "ns", machine.misses(0.5)))
 }
 
 /// One million mappings made and found by the mapper, by a `BTreeMap` and by redb.

@@ -2,5 +2,6 @@
 
 pub mod counts;
 pub mod lookup;
+pub mod machine;
 pub mod rig;
 pub mod scale;

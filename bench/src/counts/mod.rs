@@ -2,15 +2,18 @@
 //! processor whose clock advances by one nanosecond with each instruction (`qemu -icount shift=0`):
 //! there, CPU time is a number of instructions, and nothing else that runs on the host is in it.
 
+pub mod peers;
 mod split;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use self::peers::Peer;
 use self::split::Split;
-use crate::load::{Device, Pattern, exactly};
+use crate::load::{Device, Order, Pattern, exactly};
 use crate::nbd::client::Client;
 use crate::nbd::process::Tree;
 use crate::stats::median;
@@ -27,6 +30,10 @@ const MOST_TRACED: u64 = 4000;
 /// A row is counted in this many parts, and the median is shown: periodic work of the daemon takes
 /// millions of instructions and falls into one part.
 const PARTS: u64 = 8;
+
+/// After this the daemon does not count the volume that was used before as active, and the next one
+/// has its worker to itself.
+const AT_REST: Duration = Duration::from_secs(3);
 
 /// How a volume is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +64,7 @@ impl Target {
 pub struct Workload {
     /// Its name.
     pub name: &'static str,
-    write: bool,
+    kind: Kind,
     bytes: usize,
     depth: usize,
     /// Operations that are counted. More of them make neither the mean nor the agreement of two
@@ -65,15 +72,50 @@ pub struct Workload {
     operations: u64,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Read,
+    /// Of what was written before.
+    Write,
+    /// Each into an extent of its own that was never written.
+    FirstWrite,
+}
+
+impl Workload {
+    const fn new(
+        name: &'static str,
+        kind: Kind,
+        kib: usize,
+        depth: usize,
+        operations: u64,
+    ) -> Self {
+        Self { name, kind, bytes: kib << 10, depth, operations }
+    }
+
+    /// Bytes of the volume.
+    const fn volume(&self) -> u64 {
+        match self.kind {
+            Kind::Read | Kind::Write => VOLUME,
+            // A quarter to warm up, and those that are traced.
+            Kind::FirstWrite => (self.operations / 4 + self.operations + MOST_TRACED) * EXTENT,
+        }
+    }
+}
+
 /// The rows of each target.
-pub const WORKLOADS: [Workload; 6] = [
-    Workload { name: "read 4k, 1", write: false, bytes: 4 << 10, depth: 1, operations: 8000 },
-    Workload { name: "write 4k, 1", write: true, bytes: 4 << 10, depth: 1, operations: 8000 },
-    Workload { name: "read 4k, 32", write: false, bytes: 4 << 10, depth: 32, operations: 16000 },
-    Workload { name: "write 4k, 32", write: true, bytes: 4 << 10, depth: 32, operations: 16000 },
-    Workload { name: "read 128k, 8", write: false, bytes: 128 << 10, depth: 8, operations: 1000 },
-    Workload { name: "write 128k, 8", write: true, bytes: 128 << 10, depth: 8, operations: 1000 },
+pub const WORKLOADS: [Workload; 8] = [
+    Workload::new("read 4k, 1", Kind::Read, 4, 1, 8000),
+    Workload::new("write 4k, 1", Kind::Write, 4, 1, 8000),
+    Workload::new("read 4k, 32", Kind::Read, 4, 32, 16000),
+    Workload::new("write 4k, 32", Kind::Write, 4, 32, 16000),
+    Workload::new("read 128k, 8", Kind::Read, 128, 8, 1000),
+    Workload::new("write 128k, 8", Kind::Write, 128, 8, 1000),
+    Workload::new("first write 4k, 1", Kind::FirstWrite, 4, 1, 4000),
+    Workload::new("first write 4k, 32", Kind::FirstWrite, 4, 32, 6000),
 ];
+
+/// Bytes of an extent of the pool for first writes.
+const EXTENT: u64 = 64 << 10;
 
 /// The server's cost of each operation of a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -89,11 +131,11 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Returns the figures as JSON, with the row's name.
+    /// Returns the figures as JSON, with the server's and the row's name.
     #[must_use]
-    pub fn to_json(&self, name: &str) -> Value {
+    pub fn to_json(&self, server: &str, name: &str) -> Value {
         json!({
-            "name": name, "instructions": self.instructions, "user": self.user,
+            "server": server, "name": name, "instructions": self.instructions, "user": self.user,
             "kernel": self.instructions - self.user, "system_calls": self.calls,
             "context_switches": self.switches,
         })
@@ -119,69 +161,129 @@ impl Bench {
     /// # Errors
     /// When the daemon fails, or the kernel can't count.
     pub fn target(&self, target: Target, mut row: impl FnMut(&str, Cost)) -> Result<Option<()>> {
-        let name = |workload: &Workload| format!("{} {}", target.name(), workload.name);
-        let is_wanted = |workload: &Workload| {
-            self.only.as_ref().is_none_or(|only| name(workload).contains(only.as_str()))
-        };
-        let wanted: Vec<&Workload> = WORKLOADS.iter().filter(|one| is_wanted(one)).collect();
+        let wanted = self.wanted(target);
         if wanted.is_empty() {
             return Ok(Some(()));
         }
         let mode = if let Target::Ublk(mode) = target { mode } else { Mode::Copy };
         let pool = Pool { name: "counted", disk: Disk::First, extent: 256 << 10 };
+        let touched = Pool { name: "touched", disk: Disk::Second, extent: EXTENT };
         let folder = self.scratch.join(target.name().replace(' ', "-"));
-        let daemon = Daemon::start(&self.blockd, &folder, mode, &[pool])?;
+        let daemon = Daemon::start(&self.blockd, &folder, mode, &[pool, touched])?;
         let pid = daemon.pid().context("blockd does not run")?;
-        let mut volume = match target {
-            Target::Nbd => {
-                let uri = daemon.export(pool.name, "volume", VOLUME)?;
-                Volume::Export { client: Client::connect(&uri)?, uri }
-            }
-            Target::Ublk(_) => {
-                let (device, real) = daemon.add(pool.name, "volume", VOLUME)?;
-                if real != mode {
-                    return Ok(None);
+        let open = |pool: Pool, name: &str, bytes: u64| {
+            anyhow::Ok(match target {
+                Target::Nbd => {
+                    let uri = daemon.export(pool.name, name, bytes)?;
+                    Some(Volume::Export { client: Client::connect(&uri)?, uri })
                 }
-                Volume::Device(device.path)
-            }
+                Target::Ublk(_) => {
+                    let (device, real) = daemon.add(pool.name, name, bytes)?;
+                    (real == mode).then_some(Volume::Device(device.path))
+                }
+            })
         };
+        let Some(mut volume) = open(pool, "volume", VOLUME)? else { return Ok(None) };
+        self.rows(target, pid, &mut volume, &mut row)?;
+        volume.leave()?;
+        for (name, workload) in wanted.iter().filter(|(_, one)| one.kind == Kind::FirstWrite) {
+            std::thread::sleep(AT_REST);
+            let volume = open(touched, &format!("depth-{}", workload.depth), workload.volume())?;
+            let mut volume = volume.context("another mode than before")?;
+            let cost = self.count(&mut volume, pid, workload).with_context(|| name.clone())?;
+            row(name, cost);
+            volume.leave()?;
+        }
+        Ok(Some(()))
+    }
+
+    /// Counts all rows of another server.
+    ///
+    /// # Errors
+    /// When it fails, or the kernel can't count.
+    pub fn peer(&self, peer: Peer, mut row: impl FnMut(&str, Cost)) -> Result<()> {
+        if self.wanted(peer.target()).is_empty() {
+            return Ok(());
+        }
+        let served = peer.start(&self.scratch).with_context(|| peer.name())?;
+        let Served { pid, mut volume, server } = served;
+        self.rows(peer.target(), pid, &mut volume, &mut row).with_context(|| peer.name())?;
+        volume.leave()?;
+        drop(server);
+        Ok(())
+    }
+
+    fn wanted(&self, target: Target) -> Vec<(String, &'static Workload)> {
+        let all = WORKLOADS.iter().map(|one| (format!("{} {}", target.name(), one.name), one));
+        let is_wanted = |name: &str| self.only.as_ref().is_none_or(|only| name.contains(only));
+        all.filter(|(name, _)| is_wanted(name)).collect()
+    }
+
+    /// The rows of a volume that is written once before.
+    fn rows(
+        &self,
+        target: Target,
+        pid: u32,
+        volume: &mut Volume,
+        row: &mut impl FnMut(&str, Cost),
+    ) -> Result<()> {
         let (filling, requests) = Pattern::filling(VOLUME);
         volume.run(&filling, requests).context("fill the volume")?;
-        for workload in wanted {
-            let cost = self.count(&mut volume, pid, workload).with_context(|| name(workload))?;
-            row(&name(workload), cost);
+        let wanted = self.wanted(target).into_iter();
+        for (name, workload) in wanted.filter(|(_, one)| one.kind != Kind::FirstWrite) {
+            let cost = self.count(volume, pid, workload).with_context(|| name.clone())?;
+            row(&name, cost);
         }
-        volume.leave()?;
-        Ok(Some(()))
+        Ok(())
     }
 
     fn count(&self, volume: &mut Volume, pid: u32, workload: &Workload) -> Result<Cost> {
         volume.begin_anew()?;
         let operations = if self.quick { workload.operations / 8 } else { workload.operations };
-        let &Workload { write, bytes, depth, .. } = workload;
-        let pattern = Pattern { write, bytes, depth, span: VOLUME, seed: Some(1) };
-        volume.run(&pattern, operations / 4).context("warm up")?;
+        let &Workload { kind, bytes, depth, .. } = workload;
+        let (write, span) = (kind != Kind::Read, workload.volume());
+        let mut done = 0;
+        let mut run = |requests: u64| {
+            let order = match kind {
+                Kind::Read | Kind::Write => Order::Random(1),
+                Kind::FirstWrite => Order::Strided(done, EXTENT),
+            };
+            done += requests;
+            volume.run(&Pattern { write, bytes, depth, span, order }, requests)
+        };
+        run(operations / 4).context("warm up")?;
         let part = operations / PARTS;
         let (mut instructions, mut switches) = (Vec::new(), Vec::new());
         for _ in 0..PARTS {
             let from = Reading::take(pid)?;
-            volume.run(&pattern, part)?;
+            run(part)?;
             let to = Reading::take(pid)?;
             instructions.push((to.ns - from.ns) as f64 / part as f64);
             switches.push((to.switches - from.switches) as f64 / part as f64);
         }
+        // The pool's thread takes many first writes together, which falls into few parts.
+        let mean = |all: &[f64]| Some(all.iter().sum::<f64>() / all.len() as f64);
+        let middle = |all: &[f64]| if kind == Kind::FirstWrite { mean(all) } else { median(all) };
         // Tracing costs instructions itself, so its run is another one.
         let traced = operations.min(MOST_TRACED);
         let split = Split::start(pid)?;
-        volume.run(&pattern, traced)?;
+        run(traced)?;
         let split = split.end()?;
         Ok(Cost {
-            instructions: median(&instructions).context("nothing was counted")?,
+            instructions: middle(&instructions).context("nothing was counted")?,
             user: split.user_ns / traced as f64,
             calls: split.calls as f64 / traced as f64,
-            switches: median(&switches).context("nothing was counted")?,
+            switches: middle(&switches).context("nothing was counted")?,
         })
     }
+}
+
+/// A server that runs, with its volume.
+struct Served {
+    pid: u32,
+    volume: Volume,
+    /// Ends when it is dropped.
+    server: Box<dyn std::any::Any>,
 }
 
 /// A volume as its client has it.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use self::tenant::{Found, Tenant, together};
-use crate::load::{Pattern, exactly};
+use crate::load::{Order, Pattern, exactly};
 use crate::nbd::claims::Medium;
 use crate::nbd::client::Client;
 use crate::nbd::server::{Image, Server};
@@ -172,7 +172,8 @@ impl Bench {
         let tenants = case.tenants.iter().zip(&rig.exports).zip(1..);
         let tenants = tenants.map(|((shape, uri), seed)| {
             let &Shape { write, bytes, depth } = shape;
-            let pattern = Pattern { write, bytes, depth, span: self.volume, seed: Some(seed) };
+            let order = Order::Random(seed);
+            let pattern = Pattern { write, bytes, depth, span: self.volume, order };
             Tenant { uri, pattern }
         });
         let tenants: Vec<Tenant<'_>> = tenants.collect();

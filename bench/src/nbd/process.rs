@@ -28,6 +28,12 @@ impl Tree {
         Self { root }
     }
 
+    /// The id of the process itself.
+    #[must_use]
+    pub const fn root(&self) -> u32 {
+        self.root
+    }
+
     /// The processes, the root first.
     pub fn pids(&self) -> Result<Vec<u32>> {
         let mut parents = BTreeMap::new();

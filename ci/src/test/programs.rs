@@ -29,7 +29,7 @@ const BUSY: [Program; 6] = [
 
 /// Programs that use less than one core. Short forms share the two kernels among them; the longest
 /// come first.
-const WAITING: [Program; 16] = [
+const WAITING: [Program; 17] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),
     ("vm", &["pmem", "--short", "--kernel", "6.12"], &["pmem"]),
@@ -44,6 +44,11 @@ const WAITING: [Program; 16] = [
     ("csi_conformance", &[], &[]),
     ("kill", &["--rounds", "3"], &["--rounds", "200"]),
     ("story", &["--short"], &[]),
+    (
+        "counts_bench",
+        &["--baseline", "bench/baseline/0.1.json", "--only", " 4k, 32"],
+        &["--baseline", "bench/baseline/0.1.json"],
+    ),
     ("vm", &["logwrites", "--short", "--kernel", "6.12"], &["logwrites"]),
     ("vm", &["demo", "--short", "--kernel", "7"], &["demo"]),
 ];
@@ -54,6 +59,10 @@ pub(super) fn run(steps: &mut Steps, root: &Path, long: bool) {
     steps.run("model and simulator", || {
         let mut build = command::cargo(root);
         command::run(build.args(["build", "--release", "--package", "blockd-sim", "--bins"]))?;
+        // By itself: with the simulator it would have the mutations in it.
+        let mut build = command::cargo(root);
+        build.args(["build", "--release", "--package", "blockd-bench", "--bin", "counts"]);
+        command::run(&mut build)?;
         is_built = true;
         Ok(Outcome::Passed)
     });

@@ -2,13 +2,16 @@
 //! server there: `cargo ci bench counts` builds and starts this.
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_testkit::tools;
 use blockd_tests::vm::{Kernel, Vm, Which};
 use clap::Parser;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Counts the server's instructions (user and kernel), system calls and context switches for each
@@ -16,17 +19,32 @@ use serde_json::Value;
 /// this machine changes the counts, and no root is needed.
 #[derive(Parser, Debug)]
 struct Arguments {
-    /// The daemon's program, built alone
+    /// The daemon's program, built alone [default: that of the tests]
     #[arg(long)]
-    blockd: PathBuf,
+    blockd: Option<PathBuf>,
     /// Another build of the daemon, such as one from before a change: it is counted in a boot of
     /// its own, and the run fails when a row of 4 KiB has more than 2 % more instructions, in the
     /// median of three boots
     #[arg(long)]
     before: Option<PathBuf>,
-    /// The program that counts
+    /// The program that counts [default: `counts` beside this one]
     #[arg(long)]
-    runner: PathBuf,
+    runner: Option<PathBuf>,
+    /// Counts other servers too, on the same kind of disk: nbdkit with a file and with memory,
+    /// nbd-server, qemu-nbd with O_DIRECT; with this program of rublk, also its loop target
+    #[arg(long, conflicts_with = "before")]
+    peers: bool,
+    /// rublk's program
+    #[arg(long, requires = "peers")]
+    rublk: Option<PathBuf>,
+    /// Fails when a row of 4 KiB has more than 3 % more instructions outside the kernel than this
+    /// file says, in the median of three boots; the kernel's own are held to it as well if the file
+    /// is of the same kernel
+    #[arg(long, conflicts_with = "before")]
+    baseline: Option<PathBuf>,
+    /// Writes such a file
+    #[arg(long, conflicts_with_all = ["before", "baseline"])]
+    write_baseline: Option<PathBuf>,
     /// The kernel: 7, or 6.12, which has no zero copy
     #[arg(long, default_value = "7")]
     kernel: String,
@@ -53,6 +71,10 @@ const ENDED: &str = "@@counts ";
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 /// How many more instructions a row of 4 KiB may have than before.
 const MOST: f64 = 1.02;
+/// How many more than the baseline: a release's sum of small changes.
+const MOST_OF_BASELINE: f64 = 1.03;
+/// The daemon's name among servers.
+const OURS: &str = "blockd";
 /// How often a row with too many is counted in all, in boots with different seeds: the median
 /// counts. The program's own share of two boots differs by a tenth of the margin at most, the
 /// kernel's can differ by half of it.
@@ -67,7 +89,7 @@ const SCRIPT: &str = "mount -t tracefs tracefs /sys/kernel/tracing || exit 1\n\
                       echo NO_WAKEUP_PREEMPTION >/sys/kernel/debug/sched/features || exit 1\n\
                       echo 100000000 >/sys/kernel/debug/sched/base_slice_ns || exit 1\n";
 /// Of the size that the program in the machine uses.
-const RAMDISKS: &str = "brd rd_nr=2 rd_size=2097152";
+const RAMDISKS: &str = "brd rd_nr=3 rd_size=2097152";
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
@@ -87,11 +109,18 @@ fn run(arguments: &Arguments) -> Result<bool> {
     let count =
         |blockd: &Path, only: Option<&str>, seed| boot(arguments, blockd, which, only, seed);
     let only = arguments.only.as_deref();
-    let rows = count(&arguments.blockd, only, arguments.seed)?;
+    let blockd = &arguments.blockd.clone().map_or_else(tools::blockd, Ok)?;
+    let rows = count(blockd, only, arguments.seed)?;
     let Some(before) = &arguments.before else {
         print_alone(&rows);
         write_json(arguments, &rows, None)?;
-        return Ok(true);
+        let release = &Kernel::get(which)?.release;
+        if let Some(path) = &arguments.write_baseline {
+            Baseline::new(release, &rows).write(path)?;
+        }
+        let Some(path) = &arguments.baseline else { return Ok(true) };
+        let again = |row: &str, seed| count(blockd, Some(row), seed);
+        return Baseline::read(path)?.check(release, &rows, arguments.seed, again);
     };
     let earlier = count(before, only, arguments.seed)?;
     ensure!(rows.len() == earlier.len(), "{} rows, before {}", rows.len(), earlier.len());
@@ -101,7 +130,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
     for (row, earlier) in rows.iter().zip(&earlier).filter(|(row, before)| row.is_worse(before)) {
         let mut ratios = vec![row.ratio(earlier, "instructions")];
         for seed in (arguments.seed.wrapping_add(1)..).take(COUNTS - 1) {
-            let again = count(&arguments.blockd, Some(row.name()), seed)?;
+            let again = count(blockd, Some(row.name()), seed)?;
             let earlier = count(before, Some(row.name()), seed)?;
             print_both(&again, &earlier);
             let pair = again.first().zip(earlier.first()).context("no row")?;
@@ -127,14 +156,21 @@ fn boot(
     only: Option<&str>,
     seed: u32,
 ) -> Result<Vec<Row>> {
+    let runner = match &arguments.runner {
+        Some(runner) => runner.clone(),
+        None => {
+            std::env::current_exe().context("where this program lies")?.with_file_name("counts")
+        }
+    };
     let vm = Vm::new("bench-counts")
         .kernel(which)
         .counting_instructions(seed)
         .limit(LIMIT)
         .modules(&[RAMDISKS, "ublk_drv"])
         .file(blockd, "/usr/bin/blockd", true)
-        .file(&arguments.runner, "/usr/bin/counts", true);
+        .file(&runner, "/usr/bin/counts", true);
     let mut words = "--blockd /usr/bin/blockd".to_owned();
+    let vm = if arguments.peers { with_peers(vm, arguments, &mut words)? } else { vm };
     if arguments.quick {
         words += " --quick";
     }
@@ -160,6 +196,24 @@ fn boot(
     Ok(rows)
 }
 
+/// Puts the other servers into the machine.
+fn with_peers(vm: Vm, arguments: &Arguments, words: &mut String) -> Result<Vm> {
+    *words += " --peers";
+    let mut vm = vm.programs(&["qemu-nbd", "nbdkit", "nbd-server"]);
+    let shown = tools::output(Command::new("nbdkit").arg("--dump-config"))?;
+    let shown = String::from_utf8_lossy(&shown).into_owned();
+    let plugins = shown.lines().find_map(|line| line.strip_prefix("plugindir="));
+    let plugins = Path::new(plugins.context("nbdkit does not say where its plugins are")?);
+    for name in ["file", "memory"] {
+        let plugin = plugins.join(format!("nbdkit-{name}-plugin.so"));
+        vm = vm.file(&plugin, &plugin.to_string_lossy(), true);
+    }
+    Ok(match &arguments.rublk {
+        Some(rublk) => vm.file(rublk, "/usr/bin/rublk", true),
+        None => vm,
+    })
+}
+
 /// Whether a ratio is within the limit. One that is no number is no agreement either.
 fn is_held(ratio: f64) -> bool {
     ratio <= MOST
@@ -168,6 +222,91 @@ fn is_held(ratio: f64) -> bool {
 fn median(mut ratios: Vec<f64>) -> f64 {
     ratios.sort_by(f64::total_cmp);
     ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What rows cost when this was written.
+#[derive(Debug, Serialize, Deserialize)]
+struct Baseline {
+    /// The kernel's release.
+    kernel: String,
+    /// Instructions of each operation by the row's name.
+    rows: BTreeMap<String, Expected>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Expected {
+    instructions: f64,
+    user: f64,
+}
+
+impl Baseline {
+    fn new(kernel: &str, rows: &[Row]) -> Self {
+        let expected = |row: &Row| {
+            let round = |name: &str| row.figure(name).round();
+            Expected { instructions: round("instructions"), user: round("user") }
+        };
+        let ours = rows.iter().filter(|row| row.is_ours());
+        let rows = ours.map(|row| (row.name().to_owned(), expected(row))).collect();
+        Self { kernel: kernel.to_owned(), rows }
+    }
+
+    fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| path.display().to_string())
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    }
+
+    /// How many times as many instructions a row has; with another kernel only those outside it
+    /// are compared. `None` for rows that are not held to it.
+    fn ratio(&self, release: &str, row: &Row) -> Option<f64> {
+        let expected = self.rows.get(row.name()).filter(|_| row.is_held_to_limits())?;
+        let user = row.figure("user") / expected.user;
+        let all = row.figure("instructions") / expected.instructions;
+        // A figure that is missing must not hide behind the other one.
+        let worst = if user.is_nan() || all.is_nan() { f64::NAN } else { user.max(all) };
+        Some(if self.kernel == release { worst } else { user })
+    }
+
+    /// Whether no row has too many. One that has is counted again, in boots with other seeds.
+    fn check(
+        &self,
+        release: &str,
+        rows: &[Row],
+        seed: u32,
+        mut again: impl FnMut(&str, u32) -> Result<Vec<Row>>,
+    ) -> Result<bool> {
+        if self.kernel != release {
+            println!("\nthe baseline is of kernel {}: only user instructions count", self.kernel);
+        }
+        let mut held = true;
+        for row in rows {
+            let Some(first) = self.ratio(release, row) else { continue };
+            println!("{}: {first:.4} of the baseline", row.name());
+            if first <= MOST_OF_BASELINE {
+                continue;
+            }
+            let mut ratios = vec![first];
+            for seed in (seed.wrapping_add(1)..).take(COUNTS - 1) {
+                let rows = again(row.name(), seed)?;
+                ratios
+                    .push(rows.first().and_then(|row| self.ratio(release, row)).context("no row")?);
+            }
+            println!("{}: counted {COUNTS} times: {ratios:.4?}", row.name());
+            let is_within = median(ratios) <= MOST_OF_BASELINE;
+            if !is_within {
+                println!("{}: more than 3 % above the baseline", row.name());
+                held = false;
+            }
+        }
+        Ok(held)
+    }
 }
 
 /// The cost of one row's operations.
@@ -179,6 +318,14 @@ impl Row {
         self.0["name"].as_str().unwrap_or_default()
     }
 
+    fn server(&self) -> &str {
+        self.0["server"].as_str().unwrap_or_default()
+    }
+
+    fn is_ours(&self) -> bool {
+        self.server() == OURS
+    }
+
     fn figure(&self, name: &str) -> f64 {
         self.0[name].as_f64().unwrap_or(f64::NAN)
     }
@@ -187,18 +334,34 @@ impl Row {
         self.figure(name) / before.figure(name)
     }
 
+    fn is_held_to_limits(&self) -> bool {
+        self.name().contains(HELD)
+    }
+
     fn is_worse(&self, before: &Self) -> bool {
-        self.name().contains(HELD) && !is_held(self.ratio(before, "instructions"))
+        self.is_held_to_limits() && !is_held(self.ratio(before, "instructions"))
     }
 }
 
+/// Every row, those of other servers below ours of the same name.
 fn print_alone(rows: &[Row]) {
-    println!("\n| each operation | instructions | user | kernel | system calls | switches |");
-    println!("|---|---:|---:|---:|---:|---:|");
-    for row in rows {
+    println!(
+        "\n| each operation | server | instructions | ours / theirs | user | kernel | system \
+         calls | switches |"
+    );
+    println!("|---|---|---:|---:|---:|---:|---:|---:|");
+    let mut sorted: Vec<&Row> = rows.iter().collect();
+    sorted.sort_by_key(|row| rows.iter().position(|ours| ours.name() == row.name()));
+    for row in sorted {
+        let ours = rows.iter().find(|one| one.is_ours() && one.name() == row.name());
+        let ratio = match ours.filter(|_| !row.is_ours()) {
+            Some(ours) => format!("{:.2}", ours.ratio(row, "instructions")),
+            None => "-".to_owned(),
+        };
         println!(
-            "| {} | {:.0} | {:.0} | {:.0} | {:.3} | {:.3} |",
+            "| {} | {} | {:.0} | {ratio} | {:.0} | {:.0} | {:.3} | {:.3} |",
             row.name(),
+            row.server(),
             row.figure("instructions"),
             row.figure("user"),
             row.figure("kernel"),
@@ -241,7 +404,33 @@ mod tests {
     use super::*;
 
     fn row(name: &str, instructions: f64) -> Row {
-        Row(serde_json::json!({ "name": name, "instructions": instructions }))
+        Row(serde_json::json!({ "server": OURS, "name": name, "instructions": instructions,
+            "user": instructions / 2.0 }))
+    }
+
+    #[test]
+    fn rows_are_held_to_the_baseline_of_the_same_kernel() {
+        let baseline = Baseline::new("7.1", &[row("nbd read 4k, 1", 1000.0)]);
+        let check = |release: &str, rows: &[f64]| {
+            let mut left = rows[1..].iter();
+            let again = |name: &str, _| Ok(vec![row(name, *left.next().unwrap())]);
+            baseline.check(release, &[row("nbd read 4k, 1", rows[0])], 1, again).unwrap()
+        };
+        assert!(check("7.1", &[1029.0]));
+        assert!(check("7.1", &[1031.0, 1029.0, 1029.0]));
+        assert!(!check("7.1", &[1031.0, 1029.0, 1031.0]));
+        // Of another kernel, only the program's own: half of these.
+        assert!(!check("7.2", &[1031.0, 1029.0, 1031.0]));
+        let kernel = |name: &str| {
+            let mut row = row(name, 1000.0);
+            row.0["instructions"] = 2000.0.into();
+            row
+        };
+        let again = |name: &str, _| Ok(vec![kernel(name)]);
+        assert!(baseline.check("7.2", &[kernel("nbd read 4k, 1")], 1, again).unwrap());
+        assert!(!baseline.check("7.1", &[kernel("nbd read 4k, 1")], 1, again).unwrap());
+        // Rows of which it says nothing, and long ones, are not held to it.
+        assert!(baseline.check("7.1", &[row("nbd write 4k, 1", 9e9)], 1, again).unwrap());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod beside;
 mod fill;
+mod memory;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -103,9 +104,10 @@ pub fn inside(seed: u64) -> Result<()> {
     let kept = steps.step("refused", Steps::refused)?;
     let done = steps.done;
     ensure!(steps.daemon.stop()?.success(), "the daemon's end: {}", steps.daemon.last_words());
+    let memory = memory::steps().context("a pool in memory")?;
     println!(
         "{MARK}{done} parts: {files} files of writers that waited on ext4 and xfs, going on by \
-         grow, del and fstrim; {kept} files of writers that were refused; 0 differ"
+         grow, del and fstrim; {kept} files of writers that were refused; 0 differ; {memory}"
     );
     Ok(())
 }
