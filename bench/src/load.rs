@@ -30,7 +30,7 @@ pub enum Order {
     Random(u64),
     /// One after the other, from the start on again behind the last.
     Sequential,
-    /// Every so many bytes, from this one of such places on.
+    /// From this place on, each this number of bytes behind the one before.
     Strided(u64, u64),
 }
 

@@ -12,7 +12,7 @@ pub enum Budget {
     Times {
         /// How many times.
         times: f64,
-        /// What that something is.
+        /// Its name.
         of: &'static str,
         /// How much one takes.
         each: f64,

@@ -1,5 +1,5 @@
-//! What memory costs on this machine, in the same run: budgets are multiples of it, so that they say
-//! the same of the mapper on any processor.
+//! The cost of memory on this machine, measured in the same run: budgets are multiples of it, so
+//! that they say the same of the mapper on any processor.
 
 use blockd_testkit::clock::Clock;
 
@@ -69,25 +69,25 @@ impl Machine {
         Self { miss, independent, copied_mib }
     }
 
-    /// A budget of so many reads at random places, each after the other.
+    /// A budget of `times` reads at random places, each after the other.
     #[must_use]
     pub const fn misses(&self, times: f64) -> Budget {
         Budget::Times { times, of: "miss", each: self.miss }
     }
 
-    /// A budget of so many reads at random places that are known ahead.
+    /// A budget of `times` reads at random places that are known ahead.
     #[must_use]
     pub const fn independent(&self, times: f64) -> Budget {
         Budget::Times { times, of: "read", each: self.independent }
     }
 
-    /// A budget in seconds: so many times as long as it takes to copy `mib` MiB.
+    /// A budget in seconds: `times` times as long as it takes to copy `mib` MiB.
     #[must_use]
     pub fn copies(&self, times: f64, mib: f64) -> Budget {
         Budget::Times { times, of: "copy", each: self.copied_mib * mib / 1e9 }
     }
 
-    /// A budget in seconds: so many misses for each of `count` things.
+    /// A budget in seconds: `times` misses for each of `count` things.
     #[must_use]
     pub fn misses_each(&self, times: f64, count: f64) -> Budget {
         Budget::Times { times, of: "miss each", each: self.miss * count / 1e9 }

@@ -25,7 +25,7 @@ pub enum Peer {
 const RUBLK: &str = "/usr/bin/rublk";
 
 impl Peer {
-    /// Those that are compared, each with the target of ours that it stands beside.
+    /// All servers that are compared.
     pub const ALL: [Self; 6] = [
         Self::Nbd(Kind::NbdkitFile),
         Self::Nbd(Kind::NbdkitMemory),

@@ -21,7 +21,7 @@ pub(super) fn left() -> Option<u64> {
     groups.chain([machine]).min()
 }
 
-/// What is left of `available` bytes when the reserve is kept.
+/// The rest of `available` bytes when the reserve is kept.
 fn beyond_reserve(total: u64, available: u64) -> u64 {
     available.saturating_sub((total / RESERVED_PART).min(MOST_RESERVED))
 }
@@ -70,7 +70,7 @@ impl Room {
         Self { left, unseen: 0 }
     }
 
-    /// Whether so many bytes may be taken. They count as taken then.
+    /// Whether this number of bytes may be taken. They count as taken then.
     pub(super) fn take(&mut self, bytes: u64) -> bool {
         if bytes > self.unseen {
             let left = (self.left)().unwrap_or(u64::MAX);

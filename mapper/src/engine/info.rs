@@ -103,7 +103,7 @@ impl Engine {
             let space = self.pool.free_space.lock();
             (space.total_count(), space.free_count())
         };
-        // This thread alone makes and deletes volumes: nobody waits for the lock.
+        // This thread alone makes and deletes volumes: no other one waits for the lock.
         let reserved: u64 = self.pool.volumes.read().values().map(|v| v.reserved()).sum();
         let supers = 2 * self.superblock.devices.as_slice().len() as u64;
         let wal = u64::from(self.superblock.wal_extents);

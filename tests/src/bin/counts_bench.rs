@@ -224,7 +224,7 @@ fn median(mut ratios: Vec<f64>) -> f64 {
     ratios.get(ratios.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What rows cost when this was written.
+/// The costs of rows at a release.
 #[derive(Debug, Serialize, Deserialize)]
 struct Baseline {
     /// The kernel's release.

@@ -15,8 +15,8 @@ use crate::services::state_file::{self, StateFile};
 /// Of the format below. Version 1 is one list that was always replaced as a whole.
 const VERSION: u32 = 2;
 
-/// Lines beyond twice the attachments that are there: so many changes are cheaper to read at the
-/// next start than to write away now.
+/// Lines beyond twice the attachments that are there: these are cheaper to read at the next start
+/// than to write away now.
 const SPARE_LINES: usize = 1024;
 
 /// The first line.
