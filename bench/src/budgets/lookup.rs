@@ -39,8 +39,8 @@ pub fn rows(machine: &Machine) -> Result<Vec<Row>> {
     let dependent = (clock.ns() - from) as f64 / DEPENDENT as f64;
     let independent = map.independent(clock, EXTENTS);
     Ok(vec![
-        Row::new("lookup, 1 TiB fragmented, dependent", dependent, "ns", machine.misses(3.0)),
-        Row::new("lookup, 1 TiB fragmented, batched", independent, "ns", machine.independent(3.0)),
+        Row::new("lookup, 1 TiB fragmented, dependent", dependent, "ns", machine.misses(2.0)),
+        Row::new("lookup, 1 TiB fragmented, batched", independent, "ns", machine.misses(0.5)),
         allocation(machine)?,
     ])
 }

@@ -19,8 +19,6 @@ pub struct Machine {
     pub miss: f64,
     /// The same where the processor knows the places ahead.
     pub independent: f64,
-    /// Nanoseconds to read a MiB of memory and to write it elsewhere.
-    pub copied_mib: f64,
 }
 
 impl Machine {
@@ -57,34 +55,13 @@ impl Machine {
             std::hint::black_box(sum);
             clock.ns() as f64 / READS as f64
         });
-        let mut other = vec![1_usize; words];
-        let mut copied_mib = f64::INFINITY;
-        for _ in 0..ROUNDS {
-            let clock = Clock::start();
-            other.copy_from_slice(&memory);
-            std::hint::black_box(&other);
-            let mib = (LINES * LINE * 8) as f64 / f64::from(1 << 20);
-            copied_mib = copied_mib.min(clock.ns() as f64 / mib);
-        }
-        Self { miss, independent, copied_mib }
+        Self { miss, independent }
     }
 
     /// A budget of `times` reads at random places, each after the other.
     #[must_use]
     pub const fn misses(&self, times: f64) -> Budget {
         Budget::Times { times, of: "miss", each: self.miss }
-    }
-
-    /// A budget of `times` reads at random places that are known ahead.
-    #[must_use]
-    pub const fn independent(&self, times: f64) -> Budget {
-        Budget::Times { times, of: "read", each: self.independent }
-    }
-
-    /// A budget in seconds: `times` times as long as it takes to copy `mib` MiB.
-    #[must_use]
-    pub fn copies(&self, times: f64, mib: f64) -> Budget {
-        Budget::Times { times, of: "copy", each: self.copied_mib * mib / 1e9 }
     }
 
     /// A budget in seconds: `times` misses for each of `count` things.
@@ -99,8 +76,7 @@ impl Machine {
         let row = |name: &str, figure| Row::new(name, figure, "ns", Budget::None);
         vec![
             row("read at a random place, each after the other (miss)", self.miss),
-            row("read at a random place known ahead (read)", self.independent),
-            row("copy of 1 MiB from memory to memory (copy)", self.copied_mib),
+            row("read at a random place known ahead", self.independent),
         ]
     }
 }
