@@ -24,8 +24,7 @@ pub(super) fn steps() -> Result<String> {
         &Settings {
             pool: Some("/memory/file".into()),
             pool_size: POOL,
-            pool_lines: "volatile = true\n[pool.space]\nlow = \"off\"\nvery_low = \"off\"\n"
-                .to_owned(),
+            pool_lines: "[pool.space]\nlow = \"off\"\nvery_low = \"off\"\n".to_owned(),
             ..Settings::default()
         },
     )?;
