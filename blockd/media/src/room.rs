@@ -54,8 +54,8 @@ fn own_group(text: &str) -> Option<PathBuf> {
     Some(Path::new("/sys/fs/cgroup").join(path))
 }
 
-/// Bytes that a file may take before the memory is looked at again: no more than a few at a time
-/// go by unseen, however many files grow.
+/// Bytes that a file may take before it reads again how much memory is left: far less than the
+/// reserve, also where dozens of files grow at the same time.
 const MOST_UNSEEN: u64 = 16 << 20;
 
 /// A file's view of the memory that is left.

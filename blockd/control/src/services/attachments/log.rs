@@ -77,7 +77,8 @@ impl Log {
             .collect()
     }
 
-    /// Adds changes durably: after an error, none of them is in the file. `all` says what is
+    /// Adds changes durably. After an error they do not count; where the error came after the file
+    /// was written, the next start can find them nevertheless, until another change replaces it. `all` says what is
     /// attached with these changes, and `count` how many that are.
     pub(super) fn write(
         &mut self,
