@@ -78,8 +78,8 @@ impl Log {
     }
 
     /// Adds changes durably. After an error they do not count; where the error came after the file
-    /// was written, the next start can find them nevertheless, until another change replaces it. `all` says what is
-    /// attached with these changes, and `count` how many that are.
+    /// was written, the next start can find them nevertheless, until another change replaces it.
+    /// `all` says what is attached with these changes, and `count` how many that are.
     pub(super) fn write(
         &mut self,
         changes: &[Change],
