@@ -17,7 +17,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use parking_lot::Mutex;
 
 use super::io_error;
-use super::room::{self, Room};
+use super::room::{Memory, Room};
 
 /// Bytes of a page.
 const PAGE: u64 = crate::PAGE as u64;
@@ -42,17 +42,17 @@ pub struct Mapped {
 impl Mapped {
     /// Maps a file of this length, and finds what of it is in use.
     pub(super) fn new(file: Arc<File>, len: u64) -> std::io::Result<Self> {
-        Self::within(file, len, room::left)
+        Self::within(file, len, Memory::MACHINE)
     }
 
     /// With another view of the memory that is left.
-    fn within(file: Arc<File>, len: u64, left: fn() -> Option<u64>) -> std::io::Result<Self> {
+    fn within(file: Arc<File>, len: u64, memory: Memory) -> std::io::Result<Self> {
         let bytes = usize::try_from(len).map_err(std::io::Error::other)?;
         let map = memmap2::MmapOptions::new().len(bytes).map_raw(&*file)?;
         let words = usize::try_from(len.div_ceil(PAGE * WORD_PAGES));
         let words = words.map_err(std::io::Error::other)?;
         let present: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let mapped = Self { map, file, len, present, room: Mutex::new(Room::new(left)) };
+        let mapped = Self { map, file, len, present, room: Mutex::new(Room::new(memory)) };
         mapped.find_present()?;
         Ok(mapped)
     }
@@ -307,8 +307,12 @@ mod tests {
     fn writes_are_refused_before_the_machine_is_out_of_memory() {
         static LEFT: AtomicU64 = AtomicU64::new(2 * PAGE);
         let file = mapped(1 << 20).0;
-        let left = || Some(LEFT.load(Ordering::Relaxed));
-        let mapped = Mapped::within(Arc::clone(&file), 1 << 20, left).unwrap();
+        static NOW_NS: AtomicU64 = AtomicU64::new(1);
+        let memory = Memory {
+            left: || Some(LEFT.load(Ordering::Relaxed)),
+            now_ns: || NOW_NS.load(Ordering::Relaxed),
+        };
+        let mapped = Mapped::within(Arc::clone(&file), 1 << 20, memory).unwrap();
         mapped.write(0, &[1; 4096]).unwrap();
         LEFT.store(0, Ordering::Relaxed);
         // The page after it may have been allocated ahead, no more.
@@ -319,6 +323,7 @@ mod tests {
         mapped.read(8 * PAGE, &mut page).unwrap();
         assert_eq!(page, [0; 4096]);
         LEFT.store(PAGE, Ordering::Relaxed);
+        NOW_NS.fetch_add(1_000_000_000, Ordering::Relaxed);
         mapped.write(8 * PAGE, &[2; 4096]).unwrap();
     }
 

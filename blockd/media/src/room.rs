@@ -2,6 +2,9 @@
 //! for lack of memory, perhaps this one: so writes are refused while there is some left.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::clock::boot_ns;
 
 /// The part of the memory that pools leave to everything else, and the most of it.
 const RESERVED_PART: u64 = 16;
@@ -58,24 +61,51 @@ fn own_group(text: &str) -> Option<PathBuf> {
 /// reserve, also where dozens of files grow at the same time.
 const MOST_UNSEEN: u64 = 16 << 20;
 
+/// How long a refusal holds without another look. A worker reads some files of the kernel at each
+/// look; hundreds of writes that wait for memory are each tried again several times a second.
+const REFUSED_FOR: Duration = Duration::from_millis(50);
+
+/// Where a file learns how much memory is left, and the time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Memory {
+    /// Bytes that may still be taken; `None` where that is not known.
+    pub(super) left: fn() -> Option<u64>,
+    /// Nanoseconds that only grow.
+    pub(super) now_ns: fn() -> u64,
+}
+
+impl Memory {
+    /// The memory of this machine.
+    pub(super) const MACHINE: Self = Self { left, now_ns: boot_ns };
+}
+
 /// A file's view of the memory that is left.
 #[derive(Debug)]
 pub(super) struct Room {
-    left: fn() -> Option<u64>,
+    memory: Memory,
     unseen: u64,
+    /// When the last refusal ends, in nanoseconds, and of how many bytes it was. Fewer may be left.
+    refused: (u64, u64),
 }
 
 impl Room {
-    pub(super) const fn new(left: fn() -> Option<u64>) -> Self {
-        Self { left, unseen: 0 }
+    pub(super) const fn new(memory: Memory) -> Self {
+        Self { memory, unseen: 0, refused: (0, 0) }
     }
 
     /// Whether this number of bytes may be taken. They count as taken then.
     pub(super) fn take(&mut self, bytes: u64) -> bool {
         if bytes > self.unseen {
-            let left = (self.left)().unwrap_or(u64::MAX);
+            let now = (self.memory.now_ns)();
+            let (until, least) = self.refused;
+            if now < until && bytes >= least {
+                return false;
+            }
+            let left = (self.memory.left)().unwrap_or(u64::MAX);
             if bytes > left {
                 self.unseen = 0;
+                let hold = u64::try_from(REFUSED_FOR.as_nanos()).unwrap_or(u64::MAX);
+                self.refused = (now.saturating_add(hold), bytes);
                 return false;
             }
             // Others may look at the same moment: each takes a part only.
@@ -115,12 +145,28 @@ mod tests {
     #[test]
     fn nothing_is_taken_when_nothing_is_left() {
         static LEFT: AtomicU64 = AtomicU64::new(1 << 20);
-        let mut room = Room::new(|| Some(LEFT.load(Ordering::Relaxed)));
+        static LOOKS: AtomicU64 = AtomicU64::new(0);
+        static NOW_NS: AtomicU64 = AtomicU64::new(1);
+        let left = || {
+            LOOKS.fetch_add(1, Ordering::Relaxed);
+            Some(LEFT.load(Ordering::Relaxed))
+        };
+        let later = || NOW_NS.fetch_add(50_000_000, Ordering::Relaxed);
+        let mut room = Room::new(Memory { left, now_ns: || NOW_NS.load(Ordering::Relaxed) });
         assert!(room.take(4096));
         assert!(!room.take(2 << 20));
+        // A small one, such as a page of the map, still fits then.
+        assert!(room.take(512 << 10));
         LEFT.store(0, Ordering::Relaxed);
         assert!(!room.take(4096));
+        // Refused writes that are tried again cost no look, whatever there is by now.
         LEFT.store(4096, Ordering::Relaxed);
+        let looks = LOOKS.load(Ordering::Relaxed);
+        for _ in 0..100 {
+            assert!(!room.take(4096));
+        }
+        assert_eq!(LOOKS.load(Ordering::Relaxed), looks);
+        later();
         assert!(room.take(4096) && !room.take(8192));
     }
 }
