@@ -107,7 +107,8 @@ fn both(
     Ok(Some(([now, before], devices)))
 }
 
-/// First writes, and the same blocks again, each time on a fresh volume.
+/// First writes, and the same blocks again, each time on a fresh volume. In each round this build
+/// does them once more: the A/A control.
 fn first_touches(
     bench: &Bench,
     now: &Path,
@@ -115,7 +116,8 @@ fn first_touches(
     chunk: u64,
     depth: u32,
 ) -> Result<Vec<Outcome>> {
-    let (mut first, mut again) = (Rounds::default(), Rounds::default());
+    // First writes and overwrites, beside the other build and beside itself.
+    let (mut first, mut again) = (<[Rounds; 2]>::default(), <[Rounds; 2]>::default());
     for (place, disks) in PLACES.into_iter().enumerate() {
         let start = |program: &Path, name: &str, disk: Disk| {
             disk.warm(first_touch::taken(bench) / 2 * 3)?;
@@ -132,13 +134,17 @@ fn first_touches(
         for round in 1..=bench.pairs as u64 * mapped::ROUNDS_PER_PAIR as u64 {
             let (ours, theirs) =
                 alternate(round % 2 == 0, || once(&now, round), || once(&before, round))?;
-            first[place].push((ours[0].iops, theirs[0].iops));
-            again[place].push((ours[1].iops, theirs[1].iops));
+            let control = once(&now, round)?;
+            for (beside, other) in [theirs, control].iter().enumerate() {
+                first[beside][place].push((ours[0].iops, other[0].iops));
+                again[beside][place].push((ours[1].iops, other[1].iops));
+            }
         }
     }
     let name = first_touch::name(chunk, depth);
     let overwrite = format!("{name}, overwrite");
-    Ok(vec![outcome(name, &first, None)?, outcome(overwrite, &again, None)?])
+    let all = [(name, first), (overwrite, again)].into_iter();
+    all.map(|(name, [before, itself])| outcome(name, &before, Some(combined(&itself)?))).collect()
 }
 
 /// A fresh volume's first writes, and the same blocks once more.
@@ -162,13 +168,17 @@ fn touched(
     Ok(both)
 }
 
-fn outcome(name: String, [one, two]: &Rounds, control: Option<Ratio>) -> Result<Outcome> {
+/// The ratio of the first column to the second one, without what one ramdisk is faster.
+fn combined([one, two]: &Rounds) -> Result<Ratio> {
     let ratio = |(ours, theirs): &(f64, f64)| ours / theirs;
     let rounds = one.iter().zip(two);
     let ratios: Vec<f64> = rounds.map(|(one, two)| (ratio(one) * ratio(two)).sqrt()).collect();
-    let iops = Outcome::medians(&[&one[..], two].concat());
-    let ratio = Ratio::of(&ratios).context("no pairs")?;
-    Ok(Outcome { name, iops, ratio, cpu: None, control })
+    Ratio::of(&ratios).context("no pairs")
+}
+
+fn outcome(name: String, rounds: &Rounds, control: Option<Ratio>) -> Result<Outcome> {
+    let iops = Outcome::medians(&rounds.concat());
+    Ok(Outcome { name, iops, ratio: combined(rounds)?, cpu: None, control })
 }
 
 #[cfg(test)]
