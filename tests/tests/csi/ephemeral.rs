@@ -1,6 +1,6 @@
 //! Generic ephemeral volumes, as far as they go without devices.
 
-use blockd_csi::proto::NodeUnpublishVolumeRequest;
+use blockd_csi::proto::{NodePublishVolumeRequest, NodeUnpublishVolumeRequest};
 
 use super::*;
 

@@ -1,6 +1,8 @@
 //! The reports on a volume, by each service that is asked, and where it is not known.
 
-use blockd_csi::proto::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
+use blockd_csi::proto::{
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnstageVolumeRequest,
+};
 
 use super::*;
 

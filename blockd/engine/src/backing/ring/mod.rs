@@ -7,16 +7,16 @@
 
 mod clients;
 mod fetch;
+mod files;
 mod media;
 mod memory;
 
-use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_mapper::io::IoCommand;
-use blockd_media::{Device, Doorbell, Gate};
+use blockd_media::{Doorbell, Gate};
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
@@ -30,13 +30,6 @@ use super::operation::{Ended, FileSlot, RingOptions};
 use super::receive::{Chunk, Chunks};
 use crate::block::{Buffer, Place};
 
-/// Most files of a ring that serves no clients: devices, of which there are few.
-const MAX_FILES: u32 = 4096;
-/// Most files and sockets of a ring that serves clients. Each connection waits for its next request
-/// with one of the ring's operations: of a worker's 16,384, the rest is for media and replies.
-const MAX_SOCKETS: u32 = 12 << 10;
-/// A ring with fewer is of no use.
-const MIN_FILES: u32 = 64;
 /// Most entries that are handed to the kernel at a time.
 const MAX_ENTRIES: u32 = 4096;
 /// How long it is waited for something else than the end of messages, which a full socket delays:
@@ -131,7 +124,7 @@ impl Ring {
             // Kernels before 6.1 know one or both of these hints not.
             .or_else(|_| IoUring::builder().setup_cqsize(records * 2).build(entries))?;
         let waits_for_more = ring.params().is_feature_min_timeout();
-        let max_files = register_files(&ring, options.serves)?;
+        let max_files = files::register(&ring, options.serves)?;
         let memory = Memory::new(&ring, options.arena_bytes, options.serves)?;
         let chunks = options.serves.then(|| Chunks::register(&ring)).transpose()?;
         Ok(Self {
@@ -156,44 +149,6 @@ impl Ring {
             enters: 0,
             pushed_io: 0,
         })
-    }
-
-    /// Makes a file known. The ring keeps it open.
-    pub fn add_file(&mut self, file: &Arc<File>) -> std::io::Result<FileSlot> {
-        self.add(file.as_raw_fd(), Arc::clone(file) as _)
-    }
-
-    /// Makes a device known. The ring keeps it open, and starts no write to it while its gate is
-    /// closed.
-    pub fn add_device(&mut self, device: &Device) -> std::io::Result<FileSlot> {
-        let slot = self.add_file(device.file())?;
-        self.gates[slot.0 as usize] = device.gate().cloned();
-        Ok(slot)
-    }
-
-    /// Makes a socket known. The ring keeps it open.
-    pub fn add_socket(&mut self, socket: &Arc<OwnedFd>) -> std::io::Result<FileSlot> {
-        self.add(socket.as_raw_fd(), Arc::clone(socket) as _)
-    }
-
-    fn add(&mut self, fd: i32, keep: Arc<dyn Send + Sync>) -> std::io::Result<FileSlot> {
-        let free = self.files.iter().position(Option::is_none);
-        let most = self.files.len();
-        let full = || std::io::Error::other(format!("a ring has at most {most} files and sockets"));
-        let at = free.ok_or_else(full)?;
-        let slot = u32::try_from(at).map_err(std::io::Error::other)?;
-        self.ring.submitter().register_files_update(slot, &[fd])?;
-        self.files[at] = Some(keep);
-        Ok(FileSlot(slot))
-    }
-
-    /// Forgets a file, and closes a socket. Operations that are out keep it open in the kernel.
-    pub fn remove(&mut self, slot: FileSlot) {
-        // It can't fail for a slot in use; if it did, the slot would stay taken.
-        if self.ring.submitter().register_files_update(slot.0, &[-1]).is_ok() {
-            self.files[slot.0 as usize] = None;
-            self.gates[slot.0 as usize] = None;
-        }
     }
 
     /// Allocates memory for up to 1 MiB; `None` while none is free.
@@ -455,21 +410,6 @@ impl Ring {
                 let _ = self.listen_again();
                 Some(Ended::Rung)
             }
-        }
-    }
-}
-
-/// Makes a ring's table of files, and returns how many entries it has: fewer where the process may
-/// have fewer open files, which is the kernel's limit.
-fn register_files(ring: &IoUring, serves: bool) -> std::io::Result<u32> {
-    let mut entries = if serves { MAX_SOCKETS } else { MAX_FILES };
-    loop {
-        match ring.submitter().register_files_sparse(entries) {
-            Ok(()) => return Ok(entries),
-            Err(error) if error.raw_os_error() == Some(libc::EMFILE) && entries > MIN_FILES => {
-                entries = (entries / 2).max(MIN_FILES);
-            }
-            Err(error) => return Err(error),
         }
     }
 }
