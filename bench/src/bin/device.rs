@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use blockd_bench::block::Jobs;
 use blockd_bench::device::disk::Disk;
-use blockd_bench::device::{Effort, chart, confirm, measure};
-use blockd_bench::facts;
+use blockd_bench::device::{Effort, confirm, measure};
+use blockd_bench::{chart, facts};
 use blockd_testkit::folder::Folder;
 use clap::Parser;
 

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::Report;
+use crate::device::Report;
 
 /// Pixels.
 const WIDTH: u32 = 760;
@@ -74,10 +74,10 @@ fn label(text: &mut String, x: u32, y: u32, anchor: &str, size: u32, words: &str
 
 #[cfg(test)]
 mod tests {
-    use super::super::disk::Disk;
-    use super::super::{Outcome, WORKLOADS};
     use super::*;
     use crate::block::Sample;
+    use crate::device::disk::Disk;
+    use crate::device::{Outcome, WORKLOADS};
 
     #[test]
     fn bars_are_as_long_as_their_figures() {
