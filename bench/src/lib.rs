@@ -21,6 +21,7 @@ pub mod pmem;
 pub mod pool_options;
 pub mod pump;
 pub mod report;
+pub mod results;
 #[allow(unsafe_code, reason = "hands buffers to the kernel through io_uring")]
 pub mod ring;
 pub mod snapshot;
