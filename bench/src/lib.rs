@@ -8,6 +8,7 @@ pub mod alloc_count;
 pub mod before;
 pub mod block;
 pub mod budgets;
+pub mod chart;
 pub mod counts;
 pub mod cpu;
 pub mod device;
@@ -20,6 +21,7 @@ pub mod pmem;
 pub mod pool_options;
 pub mod pump;
 pub mod report;
+pub mod results;
 #[allow(unsafe_code, reason = "hands buffers to the kernel through io_uring")]
 pub mod ring;
 pub mod snapshot;

@@ -220,6 +220,14 @@ pub(crate) fn bench_snapshot(root: &Path, arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Charts of results that benches have written.
+///
+/// # Errors
+/// When it cannot be built, or the results have no claim.
+pub(crate) fn bench_charts(root: &Path, arguments: &[String]) -> Result<()> {
+    release(root, "blockd-bench", "charts", arguments)
+}
+
 /// Runs the bench of listing many volumes through the CSI plugin.
 ///
 /// # Errors

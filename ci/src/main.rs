@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod built;
+mod charts;
 mod check;
 mod command;
 mod demo;
@@ -143,15 +144,19 @@ enum Demos {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// The mapper's figures beside their budgets, then the pump
+    /// The mapper's figures beside their budgets, then the pump; charts as with `nbd`
     Mapper(Forwarded),
-    /// The NBD server beside others; arguments go to its binary
+    /// The NBD server beside others; arguments go to its binary. `--svg FOLDER` draws a chart of
+    /// each claim group at the end
     Nbd(Forwarded),
-    /// ublk devices beside others in a virtual machine; arguments go to its binary
+    /// ublk devices beside others in a virtual machine; arguments go to its binary, charts as with
+    /// `nbd`
     Ublk(Forwarded),
     /// Instructions, system calls and context switches of the server for each operation, in a
-    /// virtual machine; arguments go to its binary
+    /// virtual machine; arguments go to its binary, charts as with `nbd`
     Counts(Forwarded),
+    /// Charts of results that one of these has written with `--json`; arguments go to its binary
+    Charts(Forwarded),
     /// Measure tenants that share one daemon; arguments go to its binary
     Isolation(Forwarded),
     /// Measure the costs of snapshots; arguments go to its binary
@@ -275,10 +280,11 @@ fn run(action: &Action) -> Result<bool> {
 
 fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
     match what {
-        Some(Bench::Mapper(rest)) => forward::bench_mapper(root, &rest.arguments),
-        Some(Bench::Nbd(rest)) => forward::bench_nbd(root, &rest.arguments),
-        Some(Bench::Ublk(rest)) => forward::bench_ublk(root, &rest.arguments),
-        Some(Bench::Counts(rest)) => forward::bench_counts(root, &rest.arguments),
+        Some(Bench::Mapper(rest)) => charts::run(root, &rest.arguments, forward::bench_mapper),
+        Some(Bench::Nbd(rest)) => charts::run(root, &rest.arguments, forward::bench_nbd),
+        Some(Bench::Ublk(rest)) => charts::run(root, &rest.arguments, forward::bench_ublk),
+        Some(Bench::Counts(rest)) => charts::run(root, &rest.arguments, forward::bench_counts),
+        Some(Bench::Charts(rest)) => forward::bench_charts(root, &rest.arguments),
         Some(Bench::Isolation(rest)) => forward::bench_isolation(root, &rest.arguments),
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use blockd_bench::block::Jobs;
 use blockd_bench::device::disk::Disk;
-use blockd_bench::device::{Effort, chart, confirm, measure};
-use blockd_bench::facts;
+use blockd_bench::device::{Effort, confirm, measure};
+use blockd_bench::{facts, results};
 use blockd_testkit::folder::Folder;
 use clap::Parser;
 
@@ -63,11 +63,13 @@ fn main() -> Result<()> {
     };
     let report = measure(&jobs, &disk, &arguments.blockd, effort)?;
     report.print();
+    let figures = report.to_json();
     if let Some(path) = &arguments.json {
-        write(path, &serde_json::to_string_pretty(&report.to_json())?)?;
+        write(path, &serde_json::to_string_pretty(&figures)?)?;
     }
     if let Some(path) = &arguments.svg {
-        write(path, &chart::svg(&report))?;
+        let charts = results::charts(&figures)?;
+        write(path, &charts.first().context("no chart")?.svg())?;
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! The mapper's figures beside their budgets, on this machine.
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use blockd_bench::budgets::machine::Machine;
 use blockd_bench::budgets::{counts, lookup, scale};
 use blockd_bench::facts;
@@ -17,9 +18,9 @@ use serde_json::{Value, json};
 /// if a count (allocations, flushes, writes) is not as it must be; times and memory are only shown.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// One JSON object on standard output instead of tables
+    /// Where the figures go as JSON
     #[arg(long)]
-    json: bool,
+    json: Option<PathBuf>,
     /// Internal: a step in a process of its own
     #[arg(long, num_args = 3, hide = true)]
     child: Option<Vec<String>>,
@@ -33,9 +34,7 @@ fn main() -> Result<ExitCode> {
     }
     let watch = clock::Clock::start();
     let scratch = Folder::new("mapper")?;
-    if !arguments.json {
-        facts::print();
-    }
+    facts::print();
     let machine = Machine::measure();
     let sections: [(&str, Vec<Row>); 5] = [
         ("memory of this machine", machine.rows()),
@@ -45,15 +44,16 @@ fn main() -> Result<ExitCode> {
         ("beside others, 1,048,576 mappings", lookup::comparison(&scratch)?),
     ];
     let failed = sections.iter().flat_map(|(_, rows)| rows).any(Row::fails);
-    if arguments.json {
+    for (title, rows) in &sections {
+        report::print(title, rows);
+    }
+    println!("\n{:.0} s", watch.seconds());
+    if let Some(path) = &arguments.json {
         let rows = sections.iter().flat_map(|(_, rows)| rows).map(Row::to_json);
         let rows: Vec<Value> = rows.collect();
-        println!("{}", json!({ "machine": facts::to_json(), "rows": rows }));
-    } else {
-        for (title, rows) in &sections {
-            report::print(title, rows);
-        }
-        println!("\n{:.0} s", watch.seconds());
+        let value = json!({ "machine": facts::to_json(), "rows": rows });
+        let text = serde_json::to_string_pretty(&value)?;
+        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -1,7 +1,6 @@
 //! One disk by itself, and the same under a pool of ours: for real hardware, where ratios of a
 //! virtual machine say little.
 
-pub mod chart;
 pub mod confirm;
 pub mod disk;
 pub mod pool;
