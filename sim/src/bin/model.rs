@@ -41,6 +41,9 @@ struct Args {
     /// Enumerate all short histories.
     #[arg(long)]
     exhaustive: bool,
+    /// Seconds that each enumeration may take; one that takes longer fails.
+    #[arg(long, default_value_t = 40)]
+    limit: u64,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -246,7 +249,7 @@ fn exhaustive(args: &Args, mutation: Mutation) -> bool {
     let mut good = true;
     let mut rows = Vec::new();
     for space in SPACES {
-        let found = enumerate(space, mutation, Duration::from_secs(40));
+        let found = enumerate(space, mutation, Duration::from_secs(args.limit));
         good &= found.complete && found.violations == 0 && found.checks > 0;
         if !args.json {
             println!(

@@ -96,7 +96,7 @@ pub static SPACES: &[Space] = &[
     },
     Space {
         name: "composite entry with a snapshot: writes, reads, snapshots, folds, commits, kills",
-        depth: 7,
+        depth: 8,
         cfg: Config { overlay: 0b01, copy: 1, ..COMPOSITE },
         alphabet: &[
             &[Step::Write(0, 0, 0, 2, false)],
@@ -129,7 +129,7 @@ pub static SPACES: &[Space] = &[
     },
     Space {
         name: "composite entry alone: requests and a fold down in steps",
-        depth: 11,
+        depth: 10,
         cfg: Config { overlay: 0b01, ..COMPOSITE },
         alphabet: &[
             &[Step::Write(0, 0, 0, 1, false)],
@@ -142,7 +142,7 @@ pub static SPACES: &[Space] = &[
     },
     Space {
         name: "composite entry alone, blocks kept whole: writes, a fold down, commits",
-        depth: 8,
+        depth: 9,
         cfg: Config { overlay: 0b01, whole: true, ..COMPOSITE },
         alphabet: &[
             &[Step::Write(0, 0, 0, 2, false)],
