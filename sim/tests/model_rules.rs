@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blockd_sim::model::directed::{ALL, Directed};
+use blockd_sim::model::directed::Directed;
 use blockd_sim::model::exhaustive::{SPACES, Space, enumerate};
 use blockd_sim::model::mutation::Mutation;
 use blockd_sim::model::runner::{Limits, run_random};
@@ -24,7 +24,7 @@ fn random_histories_keep_every_promise() {
 
 #[test]
 fn scripted_histories_keep_every_promise() {
-    for directed in ALL {
+    for directed in Directed::all() {
         let world = directed.run(Mutation::Nothing);
         assert!(world.fault.is_none(), "{}: {:?}", directed.story, world.fault);
         assert!(world.checks > 0 && !world.exhausted, "{}", directed.story);
@@ -33,7 +33,7 @@ fn scripted_histories_keep_every_promise() {
 
 #[test]
 fn scripted_histories_catch_their_mutations() {
-    for directed in ALL {
+    for directed in Directed::all() {
         for mutation in directed.catches {
             let fault = directed.run(*mutation).fault;
             assert!(fault.is_some(), "{mutation:?} not caught: {}", directed.story);

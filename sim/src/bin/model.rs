@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blockd_mapper::claim::ClaimMutation;
 use blockd_sim::claim::{Search, search};
-use blockd_sim::model::directed;
+use blockd_sim::model::directed::Directed;
 use blockd_sim::model::exhaustive::{SPACES, enumerate};
 use blockd_sim::model::generate::{Counters, Tables, config_of, run};
 use blockd_sim::model::mutation::Mutation;
@@ -41,6 +41,9 @@ struct Args {
     /// Enumerate all short histories.
     #[arg(long)]
     exhaustive: bool,
+    /// Seconds that each enumeration may take; one that takes longer fails.
+    #[arg(long, default_value_t = 40)]
+    limit: u64,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -165,7 +168,7 @@ fn mutate(args: &Args) -> bool {
         }
         lines.push(line);
     }
-    let clean = directed::ALL.iter().all(|d| {
+    let clean = Directed::all().all(|d| {
         let world = d.run(Mutation::Nothing);
         world.fault.is_none() && !world.exhausted && world.checks > 0
     });
@@ -246,7 +249,7 @@ fn exhaustive(args: &Args, mutation: Mutation) -> bool {
     let mut good = true;
     let mut rows = Vec::new();
     for space in SPACES {
-        let found = enumerate(space, mutation, Duration::from_secs(40));
+        let found = enumerate(space, mutation, Duration::from_secs(args.limit));
         good &= found.complete && found.violations == 0 && found.checks > 0;
         if !args.json {
             println!(
@@ -276,7 +279,7 @@ fn exhaustive(args: &Args, mutation: Mutation) -> bool {
 fn show_history(seed: u64, mutation: Mutation) -> bool {
     let mut steps = Vec::new();
     let fault = run(&Tables::new(), seed, mutation, &mut Counters::new(), |s| steps.push(s));
-    let cfg = config_of(seed);
+    let cfg = config_of(seed, mutation);
     println!("seed {seed}, without {mutation:?}: {cfg:?}");
     let mut world = World::new(cfg, mutation);
     let (steps, fault) = match fault {

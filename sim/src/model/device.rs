@@ -40,6 +40,8 @@ struct Cell {
     durable: Value,
     pending: [Value; PENDING],
     n: u8,
+    // Which of `pending` may be torn, as a bit mask.
+    unseen: u8,
     // How many of `pending` each flush in flight covers.
     mark: [u8; 3],
 }
@@ -66,7 +68,7 @@ impl Default for Device {
 impl Device {
     /// A device whose data cells hold data of previous tenants.
     pub fn new() -> Self {
-        let blank = Cell { durable: 0, pending: [0; PENDING], n: 0, mark: [0; 3] };
+        let blank = Cell { durable: 0, pending: [0; PENDING], n: 0, unseen: 0, mark: [0; 3] };
         let mut dev = Self { cells: [blank; CELLS], dirty: 0 };
         for c in 0..WAL0 {
             dev.cells[ix(c)].durable = GARBAGE | u16::from(c);
@@ -91,6 +93,13 @@ impl Device {
         self.dirty |= 1 << c;
     }
 
+    /// A write that nothing keeps whole reaches the cache.
+    pub fn put_unseen(&mut self, c: CellId, value: Value) {
+        self.put(c, value);
+        let cell = &mut self.cells[ix(c)];
+        cell.unseen |= 1 << (cell.n - 1);
+    }
+
     /// The cell's newest value reaches the media (FUA, or the device's own write-back).
     pub fn persist(&mut self, c: CellId) {
         let cell = &mut self.cells[ix(c)];
@@ -98,10 +107,14 @@ impl Device {
         self.dirty &= !(1 << c);
     }
 
-    /// The media holds half of the cell's newest write.
+    /// The media holds half of the cell's newest write, if nothing keeps that whole.
     pub fn tear(&mut self, c: CellId) {
-        self.cells[ix(c)].durable = 0;
-        self.cells[ix(c)].clean();
+        let cell = &mut self.cells[ix(c)];
+        if c < WAL0 && cell.unseen == 0 {
+            return;
+        }
+        cell.durable = if c < WAL0 { TORN } else { 0 };
+        cell.clean();
         self.dirty &= !(1 << c);
     }
 
@@ -138,18 +151,20 @@ impl Device {
     }
 
     /// The cache is lost. For each unflushed cell `pick(n)` chooses one of `n` outcomes: 0 the
-    /// durable value, for metadata then a torn block, then the unflushed values in order.
+    /// durable value, then a torn block for metadata and unseen data, then the unflushed values in
+    /// order.
     pub fn lose(&mut self, mut pick: impl FnMut(u8) -> u8) {
         while self.dirty != 0 {
             let c = self.dirty.trailing_zeros();
             self.dirty &= self.dirty - 1;
             let cell = &mut self.cells[c as usize];
-            let tears = u8::from(c >= u32::from(WAL0));
+            let tears = u8::from(c >= u32::from(WAL0) || cell.unseen != 0);
             let choice = pick(cell.n + 1 + tears);
             if choice > tears {
                 cell.durable = cell.pending[ix(choice - tears) - 1];
             } else if choice > 0 {
-                cell.durable = 0;
+                let data = c < u32::from(WAL0);
+                cell.durable = if data { TORN } else { 0 };
             }
             cell.clean();
         }
@@ -158,6 +173,8 @@ impl Device {
 
 /// Tags of data from before the pool existed.
 pub const GARBAGE: Value = 0xE000;
+/// A sub-block that is half of one write and half of another.
+pub const TORN: Value = GARBAGE | 0xFFF;
 
 impl Cell {
     fn drop_front(&mut self, n: u8) {
@@ -167,6 +184,7 @@ impl Cell {
         self.durable = self.pending[ix(n) - 1];
         self.pending.copy_within(ix(n)..ix(self.n), 0);
         self.n -= n;
+        self.unseen >>= n;
         for mark in &mut self.mark {
             *mark = mark.saturating_sub(n);
         }
@@ -174,6 +192,7 @@ impl Cell {
 
     fn clean(&mut self) {
         self.n = 0;
+        self.unseen = 0;
         self.mark = [0; 3];
     }
 }

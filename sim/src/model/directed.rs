@@ -5,6 +5,7 @@
 //! possible are passed over, which lets one script end a request under either behaviour.
 
 use super::device::{WAL0, data_cell};
+use super::directed_composite::COMPOSITE;
 use super::mutation::Mutation;
 use super::shrink::replay;
 use super::state::{Config, World};
@@ -17,8 +18,8 @@ pub struct Directed {
     pub story: &'static str,
     /// The mutations that it catches.
     pub catches: &'static [Mutation],
-    cfg: Config,
-    script: fn(&mut Script),
+    pub(super) cfg: Config,
+    pub(super) script: fn(&mut Script),
 }
 
 impl Directed {
@@ -32,44 +33,49 @@ impl Directed {
 
     /// The history that catches this mutation.
     pub fn of(mutation: Mutation) -> impl Iterator<Item = &'static Self> {
-        ALL.iter().filter(move |d| d.catches.contains(&mutation))
+        Self::all().filter(move |d| d.catches.contains(&mutation))
+    }
+
+    /// Every scripted history.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        COPYING.iter().chain(COMPOSITE)
     }
 }
 
 /// Steps of a script, and the usual sequences of them.
 #[derive(Debug)]
-struct Script {
+pub(super) struct Script {
     steps: Vec<Step>,
 }
 
 impl Script {
-    fn then(&mut self, steps: &[Step]) -> &mut Self {
+    pub(super) fn then(&mut self, steps: &[Step]) -> &mut Self {
         self.steps.extend_from_slice(steps);
         self
     }
 
-    fn times(&mut self, n: usize, step: Step) -> &mut Self {
+    pub(super) fn times(&mut self, n: usize, step: Step) -> &mut Self {
         self.steps.extend(std::iter::repeat_n(step, n));
         self
     }
 
     /// Takes the request in a slot as far as it goes.
-    fn finish(&mut self, slot: u8) -> &mut Self {
+    pub(super) fn finish(&mut self, slot: u8) -> &mut Self {
         self.times(6, Step::Op(slot))
     }
 
     /// A plain write of volume `v`, from submission to answer, in slot 0.
-    fn write(&mut self, v: u8, e: u8, mask: u8) -> &mut Self {
+    pub(super) fn write(&mut self, v: u8, e: u8, mask: u8) -> &mut Self {
         self.then(&[Step::Write(0, v, e, mask, false)]).finish(0)
     }
 
     /// A discard from submission to answer, in slot 0.
-    fn discard(&mut self, v: u8, e: u8, mask: u8) -> &mut Self {
+    pub(super) fn discard(&mut self, v: u8, e: u8, mask: u8) -> &mut Self {
         self.then(&[Step::Discard(0, v, e, mask, false)]).finish(0)
     }
 
     /// The rest of a commit, or a whole one.
-    fn commit(&mut self) -> &mut Self {
+    pub(super) fn commit(&mut self) -> &mut Self {
         self.times(4, Step::Commit);
         for block in 0..6 {
             self.then(&[Step::Land(block)]);
@@ -78,32 +84,32 @@ impl Script {
     }
 
     /// A whole checkpoint.
-    fn checkpoint(&mut self) -> &mut Self {
+    pub(super) fn checkpoint(&mut self) -> &mut Self {
         self.times(9, Step::Ckpt)
     }
 
     /// A structure change until it is visible.
-    fn change(&mut self, step: Step) -> &mut Self {
+    pub(super) fn change(&mut self, step: Step) -> &mut Self {
         self.then(&[step]).times(2, Step::Structure)
     }
 
     /// Power loss in which the device keeps nothing that was not flushed.
-    fn power(&mut self) -> &mut Self {
+    pub(super) fn power(&mut self) -> &mut Self {
         self.then(&[Step::Power(0), Step::Recover])
     }
 
-    fn kill(&mut self) -> &mut Self {
+    pub(super) fn kill(&mut self) -> &mut Self {
         self.then(&[Step::Kill, Step::Recover])
     }
 
     /// The device writes the sub-block back on its own.
-    fn persist(&mut self, p: u8, s: u8) -> &mut Self {
+    pub(super) fn persist(&mut self, p: u8, s: u8) -> &mut Self {
         self.then(&[Step::Persist(data_cell(p, s))])
     }
 }
 
 // Two volumes, nothing mapped.
-const EMPTY: Config = Config {
+pub(super) const EMPTY: Config = Config {
     extents: 7,
     subs: 2,
     vol_extents: 2,
@@ -114,6 +120,9 @@ const EMPTY: Config = Config {
     wal: 6,
     per_block: 1,
     recovery_commit: false,
+    composite: false,
+    overlay: 0,
+    whole: false,
 };
 
 // Two volumes; extent 0 of volume 0 is on extent 0 of the pool, both sub-blocks valid.
@@ -123,8 +132,8 @@ const ONE: Config = Config { fill: 0b11, ..EMPTY };
 const SNAPSHOT: Config = Config { volumes: 1, copy: 1, ..ONE };
 const CLONE: Config = Config { volumes: 1, copy: 2, ..ONE };
 
-/// Every scripted history.
-pub static ALL: &[Directed] = &[
+/// The scripted histories whose first writes copy.
+static COPYING: &[Directed] = &[
     Directed {
         story: "a write is published between the data flush and a late capture",
         catches: &[Mutation::CaptureLate],

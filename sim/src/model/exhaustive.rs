@@ -13,12 +13,13 @@ use super::step::Step;
 pub struct Space {
     /// The name of the enumeration.
     pub name: &'static str,
-    /// Steps of a history before its crash, at most.
+    /// Moves of a history before its crash, at most.
     pub depth: usize,
     /// Pool and initial content.
     pub cfg: Config,
-    /// The steps to choose from.
-    pub alphabet: &'static [Step],
+    /// The moves to choose from, each one step or several; steps that are not possible are passed
+    /// over.
+    pub alphabet: &'static [&'static [Step]],
 }
 
 /// The result of an enumeration.
@@ -49,6 +50,9 @@ const BASE: Config = Config {
     wal: 3,
     per_block: 1,
     recovery_commit: false,
+    composite: false,
+    overlay: 0,
+    whole: false,
 };
 
 /// The enumerations of one run.
@@ -58,12 +62,12 @@ pub static SPACES: &[Space] = &[
         depth: 11,
         cfg: BASE,
         alphabet: &[
-            Step::Write(0, 0, 0, 1, false),
-            Step::Write(0, 0, 0, 2, false),
-            Step::Op(0),
-            Step::Op(1),
-            Step::Commit,
-            Step::Land(0),
+            &[Step::Write(0, 0, 0, 1, false)],
+            &[Step::Write(0, 0, 0, 2, false)],
+            &[Step::Op(0)],
+            &[Step::Op(1)],
+            &[Step::Commit],
+            &[Step::Land(0)],
         ],
     },
     Space {
@@ -83,35 +87,117 @@ pub static SPACES: &[Space] = &[
         depth: 12,
         cfg: Config { fill: 0b11, copy: 2, ..BASE },
         alphabet: &[
-            Step::Write(0, 0, 0, 1, false),
-            Step::Discard(0, 0, 0, 2, false),
-            Step::Write(0, 1, 0, 1, false),
-            Step::Op(0),
-            Step::Op(1),
+            &[Step::Write(0, 0, 0, 1, false)],
+            &[Step::Discard(0, 0, 0, 2, false)],
+            &[Step::Write(0, 1, 0, 1, false)],
+            &[Step::Op(0)],
+            &[Step::Op(1)],
+        ],
+    },
+    Space {
+        name: "composite entry with a snapshot: writes, reads, snapshots, folds, commits, kills",
+        depth: 8,
+        cfg: Config { overlay: 0b01, copy: 1, ..COMPOSITE },
+        alphabet: &[
+            &[Step::Write(0, 0, 0, 2, false)],
+            &[Step::Read(0, 0, 1)],
+            &[Step::Requests],
+            &[Step::Copy(0, false), Step::Structure, Step::Structure],
+            &[Step::Delete(1), Step::Structure, Step::Structure],
+            &[Step::Fold(0, 0, true)],
+            &[Step::Folds],
+            COMMIT,
+            &[Step::Kill, Step::Recover],
+        ],
+    },
+    Space {
+        name: "volume with a clone: redirects, discards, folds up, commits",
+        depth: 7,
+        cfg: Config { copy: 2, ..COMPOSITE },
+        alphabet: &[
+            &[Step::Write(0, 0, 0, 1, false)],
+            &[Step::Write(0, 1, 0, 2, false), Step::Requests],
+            &[Step::Discard(0, 0, 0, 3, false)],
+            &[Step::Discard(0, 0, 0, 1, false)],
+            &[Step::Op(0)],
+            &[Step::Op(1)],
+            &[Step::Requests],
+            &[Step::Fold(0, 0, false)],
+            &[Step::Folds],
+            COMMIT,
+        ],
+    },
+    Space {
+        name: "composite entry alone: requests and a fold down in steps",
+        depth: 10,
+        cfg: Config { overlay: 0b01, ..COMPOSITE },
+        alphabet: &[
+            &[Step::Write(0, 0, 0, 1, false)],
+            &[Step::Write(0, 0, 0, 2, false)],
+            &[Step::Discard(0, 0, 0, 1, false)],
+            &[Step::Fold(0, 0, true)],
+            &[Step::Op(0)],
+            &[Step::Op(1)],
+        ],
+    },
+    Space {
+        name: "composite entry alone, blocks kept whole: writes, a fold down, commits",
+        depth: 9,
+        cfg: Config { overlay: 0b01, whole: true, ..COMPOSITE },
+        alphabet: &[
+            &[Step::Write(0, 0, 0, 2, false)],
+            &[Step::Write(0, 0, 0, 1, true)],
+            &[Step::Requests],
+            &[Step::Fold(0, 0, true)],
+            &[Step::Fold(0, 0, false)],
+            &[Step::Folds],
+            COMMIT,
+            &[Step::Kill, Step::Recover],
         ],
     },
 ];
 
-const EVERYTHING: &[Step] = &[
-    Step::Write(0, 0, 0, 1, false),
-    Step::Write(1, 1, 0, 1, true),
-    Step::Discard(0, 0, 0, 3, false),
-    Step::Discard(1, 0, 0, 1, true),
-    Step::Read(0, 0, 0),
-    Step::Flush(0, 0),
-    Step::Op(0),
-    Step::Op(1),
+// One volume that maps both sub-blocks of one extent; first writes redirect.
+const COMPOSITE: Config =
+    Config { composite: true, extents: 5, fill: 0b11, ring: 8, wal: 6, ..BASE };
+
+// The rest of a commit, or a whole one.
+const COMMIT: &[Step] = &[
+    Step::Commit,
+    Step::Commit,
+    Step::Commit,
     Step::Commit,
     Step::Land(0),
-    Step::Ckpt,
+    Step::Land(1),
+    Step::Land(2),
+    Step::Land(3),
+    Step::Land(4),
+    Step::Land(5),
+    Step::Commit,
+    Step::Commit,
     Step::Reclaim,
-    Step::Copy(0, true),
-    Step::Delete(1),
-    Step::Rollback(0, 1),
-    Step::Resize(0, 1),
-    Step::Structure,
-    Step::FlushError(0, 0),
-    Step::Reopen,
+];
+
+const EVERYTHING: &[&[Step]] = &[
+    &[Step::Write(0, 0, 0, 1, false)],
+    &[Step::Write(1, 1, 0, 1, true)],
+    &[Step::Discard(0, 0, 0, 3, false)],
+    &[Step::Discard(1, 0, 0, 1, true)],
+    &[Step::Read(0, 0, 0)],
+    &[Step::Flush(0, 0)],
+    &[Step::Op(0)],
+    &[Step::Op(1)],
+    &[Step::Commit],
+    &[Step::Land(0)],
+    &[Step::Ckpt],
+    &[Step::Reclaim],
+    &[Step::Copy(0, true)],
+    &[Step::Delete(1)],
+    &[Step::Rollback(0, 1)],
+    &[Step::Resize(0, 1)],
+    &[Step::Structure],
+    &[Step::FlushError(0, 0)],
+    &[Step::Reopen],
 ];
 
 struct Walk<'a> {
@@ -177,15 +263,27 @@ impl Walk<'_> {
         if depth == 0 || world.fault.is_some() {
             return;
         }
-        for step in self.space.alphabet {
+        for steps in self.space.alphabet {
             let mut next = *world;
-            if next.apply(*step) {
-                self.path.push(*step);
+            if take(&mut next, steps) {
+                let len = self.path.len();
+                self.path.extend_from_slice(steps);
                 self.visit(&next, depth - 1);
-                self.path.pop();
+                self.path.truncate(len);
             }
         }
     }
+}
+
+// Takes a move; false if none of its steps is possible.
+fn take(world: &mut World, steps: &[Step]) -> bool {
+    let mut done = false;
+    for step in steps {
+        if world.fault.is_none() {
+            done |= world.apply(*step);
+        }
+    }
+    done
 }
 
 /// Runs one enumeration on two threads; `time` limits it.
@@ -195,8 +293,8 @@ pub fn enumerate(space: &Space, mutation: Mutation, time: Duration) -> Found {
     let mut branches = Vec::new();
     for first in space.alphabet {
         let mut one = root;
-        if one.apply(*first) {
-            branches.push((one, vec![*first]));
+        if take(&mut one, first) {
+            branches.push((one, first.to_vec()));
         }
     }
     let (next, out_of_time) = (AtomicUsize::new(0), AtomicBool::new(false));

@@ -33,9 +33,11 @@ enum Draw {
     Power,
     FlushError,
     Persist,
+    Fold,
+    FailFold,
 }
 
-const DRAWS: [Draw; 23] = [
+const DRAWS: [Draw; 25] = [
     Draw::Write,
     Draw::Fua,
     Draw::Discard,
@@ -59,23 +61,39 @@ const DRAWS: [Draw; 23] = [
     Draw::Power,
     Draw::FlushError,
     Draw::Persist,
+    Draw::Fold,
+    Draw::FailFold,
 ];
+
+// Profiles of histories whose first writes copy, and of those whose first writes redirect.
+const COPYING: usize = 6;
+const REDIRECTING: usize = 5;
 
 // Weights in the order of DRAWS. Each history follows one of these, because a mixture of
 // everything seldom gets deep into anything.
-const PROFILES: [[u8; DRAWS.len()]; 6] = [
+const PROFILES: [[u8; DRAWS.len()]; COPYING + REDIRECTING] = [
     // Of everything a little.
-    [20, 5, 8, 3, 5, 8, 60, 45, 18, 10, 5, 2, 1, 1, 1, 1, 1, 6, 4, 2, 2, 2, 2],
+    [20, 5, 8, 3, 5, 8, 60, 45, 18, 10, 5, 2, 1, 1, 1, 1, 1, 6, 4, 2, 2, 2, 2, 0, 0],
     // Structure changes.
-    [20, 4, 5, 1, 6, 5, 60, 40, 14, 8, 5, 8, 4, 4, 4, 5, 3, 24, 5, 2, 2, 1, 1],
+    [20, 4, 5, 1, 6, 5, 60, 40, 14, 8, 5, 8, 4, 4, 4, 5, 3, 24, 5, 2, 2, 1, 1, 0, 0],
     // Commits and crashes.
-    [25, 5, 6, 1, 1, 8, 55, 60, 30, 2, 4, 1, 1, 0, 0, 0, 1, 3, 2, 6, 6, 1, 3],
+    [25, 5, 6, 1, 1, 8, 55, 60, 30, 2, 4, 1, 1, 0, 0, 0, 1, 3, 2, 6, 6, 1, 3, 0, 0],
     // Discards under slow writes and reads.
-    [30, 2, 25, 6, 14, 3, 60, 30, 10, 1, 10, 2, 0, 0, 0, 0, 0, 6, 10, 1, 1, 0, 1],
+    [30, 2, 25, 6, 14, 3, 60, 30, 10, 1, 10, 2, 0, 0, 0, 0, 0, 6, 10, 1, 1, 0, 1, 0, 0],
     // Checkpoints.
-    [22, 2, 6, 1, 2, 6, 50, 40, 18, 45, 4, 2, 1, 1, 1, 1, 0, 6, 3, 2, 3, 1, 2],
+    [22, 2, 6, 1, 2, 6, 50, 40, 18, 45, 4, 2, 1, 1, 1, 1, 0, 6, 3, 2, 3, 1, 2, 0, 0],
     // Many small writes, few commits: full rings and a full WAL.
-    [60, 6, 20, 2, 1, 8, 90, 16, 8, 5, 2, 2, 1, 1, 1, 1, 1, 6, 2, 2, 1, 1, 1],
+    [60, 6, 20, 2, 1, 8, 90, 16, 8, 5, 2, 2, 1, 1, 1, 1, 1, 6, 2, 2, 1, 1, 1, 0, 0],
+    // Composite entries: of everything a little.
+    [26, 4, 8, 2, 6, 4, 80, 45, 18, 6, 6, 4, 0, 3, 2, 2, 0, 14, 5, 2, 3, 1, 2, 12, 1],
+    // Snapshots that come and go.
+    [24, 3, 4, 1, 6, 3, 80, 50, 18, 4, 8, 9, 1, 9, 3, 2, 0, 30, 5, 1, 3, 0, 2, 14, 1],
+    // Folds under writes, reads and discards.
+    [34, 3, 12, 3, 12, 2, 90, 40, 14, 2, 10, 3, 0, 4, 1, 1, 0, 10, 8, 1, 2, 0, 1, 30, 2],
+    // Discards under redirects.
+    [36, 2, 26, 6, 12, 2, 80, 26, 10, 1, 10, 3, 0, 2, 0, 1, 0, 8, 8, 1, 1, 0, 1, 6, 0],
+    // Commits and crashes.
+    [26, 6, 6, 1, 2, 6, 70, 70, 30, 4, 5, 3, 0, 5, 1, 0, 0, 12, 2, 5, 8, 1, 3, 14, 1],
 ];
 
 const TABLE: usize = 256;
@@ -166,12 +184,38 @@ fn sizes(rng: &mut Rng) -> Config {
         wal: 3 + small(rng, 4),
         per_block: usize::from(1 + small(rng, 3)),
         recovery_commit: rng.bool(),
+        composite: false,
+        overlay: 0,
+        whole: false,
     }
 }
 
+// Few volumes with copies, and room for their overlays.
+fn composite_sizes(rng: &mut Rng) -> Config {
+    let sizes = sizes(rng);
+    let few = small(rng, 4) > 0;
+    Config {
+        extents: 4 + small(rng, 4),
+        vol_extents: if few { 1 } else { sizes.vol_extents },
+        volumes: if few { 1 } else { sizes.volumes },
+        fill: rng.u16(..) | rng.u16(..) | u16::from(few),
+        copy: small(rng, 8) % 3,
+        composite: true,
+        overlay: if rng.bool() { rng.u8(..) } else { 0 },
+        whole: rng.bool(),
+        ..sizes
+    }
+}
+
+// Half of the histories redirect, and all that look for a rule of composite entries.
+fn config(rng: &mut Rng, seed: u64, mutation: Mutation) -> Config {
+    let copies = seed >> 32 & 1 == 0 && !mutation.is_composite();
+    if copies { sizes(rng) } else { composite_sizes(rng) }
+}
+
 /// The sizes that belong to a seed.
-pub fn config_of(seed: u64) -> Config {
-    sizes(&mut Rng::with_seed(seed))
+pub fn config_of(seed: u64, mutation: Mutation) -> Config {
+    config(&mut Rng::with_seed(seed), seed, mutation)
 }
 
 fn draw(rng: &mut Rng, draw: Draw, world: &World) -> Step {
@@ -203,7 +247,20 @@ fn draw(rng: &mut Rng, draw: Draw, world: &World) -> Step {
         Draw::Power => Step::Power(rng.u16(..)),
         Draw::FlushError => Step::FlushError(small(rng, 3), rng.u16(..)),
         Draw::Persist => Step::Persist(small(rng, 32)),
+        Draw::Fold => fold(rng, world),
+        Draw::FailFold => Step::FailFold(busy_slot(rng, world)),
     }
+}
+
+// A composite entry, if there is one.
+fn fold(rng: &mut Rng, world: &World) -> Step {
+    let places =
+        (0..world.next_volume).flat_map(|v| (0..world.cfg.vol_extents).map(move |e| (v, e)));
+    let composite = places.filter(|(v, e)| world.map.entry(*v, *e).is_composite());
+    let (v, e) = composite.take(1 + usize::from(small(rng, 2))).last().unwrap_or((0, 0));
+    // The direction that is allowed more often than not.
+    let alone = world.map.entry(v, e).extents().nth(1).is_some_and(|base| world.is_exclusive(base));
+    Step::Fold(v, e, alone ^ (small(rng, 4) == 0))
 }
 
 fn busy_slot(rng: &mut Rng, world: &World) -> u8 {
@@ -241,9 +298,14 @@ pub fn run(
     mut seen: impl FnMut(Step),
 ) -> Option<Fault> {
     let mut rng = Rng::with_seed(seed);
-    let mut world = World::new(sizes(&mut rng), mutation);
-    let profile = usize::from(small(&mut rng, 6));
-    let length = 24 + small(&mut rng, 72);
+    let cfg = config(&mut rng, seed, mutation);
+    let mut world = World::new(cfg, mutation);
+    let profile = if cfg.composite {
+        COPYING + usize::from(small(&mut rng, 5))
+    } else {
+        usize::from(small(&mut rng, 6))
+    };
+    let length = 24 + small(&mut rng, 72) + if cfg.composite { small(&mut rng, 40) } else { 0 };
     let mut take = |world: &mut World, step: Step| {
         let (phase, commit, ckpt) = (world.phase, world.commit.state, world.ckpt.state);
         if world.apply(step) {
@@ -275,6 +337,9 @@ pub fn run(
         }
     }
     counters.checks += world.checks;
+    for (sum, n) in counters.kinds.iter_mut().zip(world.tally) {
+        *sum += u64::from(n);
+    }
     world.fault
 }
 

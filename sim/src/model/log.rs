@@ -39,6 +39,7 @@ impl Block {
             block.records.push(*r);
             hash = mix(hash, u32::from(r.lsn) << 8 | u32::from(r.kind as u8));
             hash = mix(hash, u32::from_le_bytes([r.v, r.e, r.p, r.bits]));
+            hash = mix(hash, u32::from_le_bytes([r.base, r.under, 0, 0]));
         }
         block.hash = hash;
         block

@@ -5,19 +5,62 @@ use super::state::{EXTS, SUBS, VOLS, ix};
 /// No extent.
 pub const NONE: u8 = u8::MAX;
 
-/// One extent of one volume.
+/// One extent of one volume: unmapped, mapped, or composite. A composite entry reads a sub-block
+/// from its overlay `p` if `bits` has it, else from `base` if `under` has it, else as zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Physical extent, or `NONE`.
+    /// Physical extent, or `NONE`; the overlay of a composite entry.
     pub p: u8,
-    /// Valid bitmap; a clear bit reads as zero.
+    /// Valid bitmap of `p`.
     pub bits: u8,
+    /// Base of a composite entry, else `NONE`.
+    pub base: u8,
+    /// Valid bitmap of the base.
+    pub under: u8,
     /// LSN of the last change.
     pub lsn: u16,
 }
 
 /// An entry that maps nothing.
-pub const UNMAPPED: Entry = Entry { p: NONE, bits: 0, lsn: 0 };
+pub const UNMAPPED: Entry = Entry { p: NONE, bits: 0, base: NONE, under: 0, lsn: 0 };
+
+impl Entry {
+    /// A mapped entry without a base; its LSN is that of the record that carries it.
+    pub fn plain(p: u8, bits: u8) -> Self {
+        Self { p, bits, ..UNMAPPED }
+    }
+
+    /// True if the entry has a base.
+    pub fn is_composite(&self) -> bool {
+        self.base != NONE
+    }
+
+    /// Sub-blocks that do not read as zeroes.
+    pub fn valid(&self) -> u8 {
+        self.bits | self.under
+    }
+
+    /// The extent that sub-block `s` is read from.
+    pub fn place(&self, s: u8) -> u8 {
+        if self.bits & (1 << s) != 0 {
+            self.p
+        } else if self.under & (1 << s) != 0 {
+            self.base
+        } else {
+            NONE
+        }
+    }
+
+    /// The extents that the entry holds a reference to.
+    pub fn extents(&self) -> impl Iterator<Item = u8> + use<> {
+        [self.p, self.base].into_iter().filter(|p| *p != NONE)
+    }
+
+    /// True if the entry holds a reference to `p`.
+    pub fn names(&self, p: u8) -> bool {
+        self.extents().any(|q| q == p)
+    }
+}
 
 /// One line of the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +82,7 @@ pub const NO_VOLUME: Volume = Volume { exists: false, read_only: false, size: 0,
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RecordKind {
-    /// Entry (v, e) becomes (p, bits).
+    /// Entry (v, e) becomes (p, bits), or (p, bits, base, under) if there is a base.
     Map,
     /// The same, caused by a discard.
     Unmap,
@@ -70,18 +113,41 @@ pub struct Record {
     pub p: u8,
     /// Bitmap, or the size.
     pub bits: u8,
+    /// Base, or `NONE`.
+    pub base: u8,
+    /// Bitmap of the base.
+    pub under: u8,
     /// Queue whose ring holds it.
     pub q: u8,
 }
 
 /// Fills unused places.
-pub const NO_RECORD: Record =
-    Record { lsn: 0, kind: RecordKind::Map, v: 0, e: 0, p: NONE, bits: 0, q: 0 };
+pub const NO_RECORD: Record = Record {
+    lsn: 0,
+    kind: RecordKind::Map,
+    v: 0,
+    e: 0,
+    p: NONE,
+    bits: 0,
+    base: NONE,
+    under: 0,
+    q: 0,
+};
 
 impl Record {
     /// True for snapshot, clone, delete, rollback, resize.
     pub fn is_structure(&self) -> bool {
         !matches!(self.kind, RecordKind::Map | RecordKind::Unmap)
+    }
+
+    /// The entry that a map record sets.
+    pub fn entry(&self) -> Entry {
+        Entry { p: self.p, bits: self.bits, base: self.base, under: self.under, lsn: self.lsn }
+    }
+
+    /// Units that the record takes in a ring: one more for a base and its bitmap.
+    pub fn units(&self) -> usize {
+        1 + usize::from(self.base != NONE)
     }
 }
 
@@ -116,7 +182,7 @@ impl Map {
         let (v, e) = (ix(r.v), ix(r.e));
         match r.kind {
             RecordKind::Map | RecordKind::Unmap => {
-                self.entries[v][e] = Entry { p: r.p, bits: r.bits, lsn: r.lsn };
+                self.entries[v][e] = r.entry();
             }
             RecordKind::Copy => self.copy(v, e, r.bits == 0, r.lsn),
             RecordKind::Group => {
@@ -157,12 +223,12 @@ impl Map {
         for entry in &mut self.entries[ix(r.v)] {
             let inside = r.bits.saturating_sub(first).min(subs);
             let whole_only = r.p == 1 && inside > 0;
-            let kept = if whole_only { entry.bits } else { entry.bits & ((1 << inside) - 1) };
-            if inside == 0 {
+            let mask = if whole_only { u8::MAX } else { (1 << inside) - 1 };
+            let kept = (entry.bits & mask, entry.under & mask);
+            if inside == 0 || (kept == (0, 0) && entry.valid() != 0) {
                 *entry = Entry { lsn: r.lsn, ..UNMAPPED };
-            } else if kept != entry.bits {
-                let p = if kept == 0 { NONE } else { entry.p };
-                *entry = Entry { p, bits: kept, lsn: r.lsn };
+            } else if kept != (entry.bits, entry.under) {
+                *entry = Entry { bits: kept.0, under: kept.1, lsn: r.lsn, ..*entry };
             }
             first += subs;
         }

@@ -10,6 +10,7 @@
 pub mod check;
 pub mod device;
 pub mod directed;
+mod directed_composite;
 pub mod exhaustive;
 pub mod generate;
 pub mod list;
@@ -26,7 +27,10 @@ pub mod step;
 mod step_ckpt;
 mod step_commit;
 mod step_crash;
+mod step_entry;
+mod step_fold;
 mod step_io;
+mod step_look;
 mod step_open;
 mod step_struct;
 pub mod table;

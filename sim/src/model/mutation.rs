@@ -23,6 +23,11 @@ macro_rules! mutations {
                 match self { Self::Nothing => "-", $(Self::$name => $rule,)* }
             }
 
+            /// True if the rule is about composite entries.
+            pub fn is_composite(self) -> bool {
+                self.rule().starts_with('K')
+            }
+
             /// Describes an implementation with this mistake.
             pub fn what(self) -> &'static str {
                 match self { Self::Nothing => "all rules in place", $(Self::$name => $what,)* }
@@ -89,4 +94,32 @@ mutations! {
     CheckpointInPlace, "R17e", "checkpoint written over the pages in use";
     CheckpointOnlyIfNew, "R17f", "no checkpoint unless an LSN was assigned since the last";
     ShrinkWholeExtents, "R18", "shrink clears whole extents only";
+    RedirectPendingTarget, "K1a", "overlay is an extent whose drop does not count yet";
+    BaseWritten, "K1b", "write of a composite entry goes to the base if that has the sub-blocks";
+    RedirectNoReRead, "K2a", "redirect publishes above the entry as it was at submission";
+    FoldNoReRead, "K2b", "fold publishes the bitmaps as they were when it copied";
+    RedirectForgetsOthers, "K2c", "redirect above its own overlay, mapped, publishes its bits only";
+    RedirectOwnTarget, "K3a", "each redirect in flight has an overlay of its own";
+    WriteUnderRedirect, "K3b", "write in place in the base while a redirect is in flight above it";
+    OverlapWhole, "K3c", "overlapping slow writes in flight where blocks have to stay whole";
+    BaseReadUncounted, "K4", "base reused under a read that may reach it";
+    FoldPendingBase, "K5a", "fold down while another's leaving of the base is not durable";
+    FoldUndrainedBase, "K5b", "fold down under the older IO of a leaver of the base";
+    FoldEntryNotDurable, "K5c", "fold down while the present entry is not durable";
+    FoldLsnBeforeDrain, "K5d", "fold down looks at the entry's LSN before writes have ended";
+    FoldUndrained, "K6a", "fold copies while writes from before it are in flight";
+    FoldUnpublished, "K6b", "fold waits for the IO of older writes, not for their entry";
+    FoldUnderWrites, "K6c", "new writes of an entry go on while it is folded";
+    FoldRecordEarly, "K7", "fold published before its data has landed";
+    DropBoth, "K8", "discard lets overlay and base go by one record, which has place for one";
+    OverlayWrittenShared, "K9a", "overwrite in place in an overlay that a snapshot shares";
+    OverlayGrowsShared, "K9b", "shared overlay takes new sub-blocks";
+    OverlayPendingIgnored, "K9c", "overlay overwritten while another's leaving is not durable";
+    FuaOnOverlay, "K10", "FUA in place in an overlay answered before the entry is durable";
+    DiscardTopFirst, "K12a", "discard clears the overlay's bitmap before the base's";
+    DiscardKeepsUnder, "K12b", "discard of a composite entry clears the overlay's bitmap only";
+    LookUnderFirst, "K12c", "reader looks at the base's bitmap before the overlay's";
+    NoSecondLook, "K12d", "reader does not look at the top of the entry again";
+    UnderAfterTop, "K12e", "composite entry visible before the base's bitmap is";
+    UnderClearedFirst, "K12f", "base's bitmap cleared before the entry stops being composite";
 }

@@ -189,6 +189,10 @@ pub enum FaultKind {
     DoubleUse,
     /// An extent is neither free nor in use at rest.
     Leak,
+    /// An extent has two places in one volume, or places of different families or positions.
+    Aliased,
+    /// A completion found an entry that no rule covers.
+    Unexpected,
     /// A request was never answered.
     Stuck,
     /// No superblock or checkpoint can be read.

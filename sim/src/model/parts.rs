@@ -11,7 +11,9 @@ use super::state::SUBS;
 pub enum OpState {
     /// No request.
     Free,
-    /// Reading the source of a copy-on-write.
+    /// Fold in the table: writes of its entry wait, those in flight end.
+    FoldWait,
+    /// Reading the source of a copy-on-write or fold.
     CopyRead,
     /// Data write in flight.
     Write,
@@ -21,19 +23,34 @@ pub enum OpState {
     Discard,
     /// LSN assigned, leaf locked.
     HasLsn,
+    /// Record in the ring, a composite entry half changed.
+    Half,
     /// Record in the ring, change visible.
     Published,
     /// Waits for a commit.
     AwaitCommit,
     /// FLUSH by a device flush alone.
     ShortFlush,
+    /// Read that found no bit in the overlay, and has not looked at the base's bitmap.
+    Look,
     /// Read in flight.
     Read,
     /// Repeated structure request waiting for the durable LSN.
     AwaitDurable,
 }
 
-/// A client request.
+/// The direction of a fold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fold {
+    /// Not a fold.
+    No,
+    /// From the overlay into the base.
+    Down,
+    /// From the base into the overlay.
+    Up,
+}
+
+/// A client request, or a fold.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     /// Where it stands.
@@ -56,8 +73,20 @@ pub struct Op {
     pub keep: bool,
     /// Extent it targets.
     pub p: u8,
-    /// Copy-on-write source, or `NONE`.
+    /// Source of a copy-on-write or fold, or `NONE`.
     pub source: u8,
+    /// First write above a shared extent, which becomes the base.
+    pub redirect: bool,
+    /// A fold's direction.
+    pub fold: Fold,
+    /// Base at submission, or `NONE`.
+    pub base: u8,
+    /// Base's bitmap at submission, which only a mutation reads later.
+    pub old_under: u8,
+    /// No durable map shows the place of the data, so that a power loss may tear it.
+    pub unseen: bool,
+    /// A discard whose first record took away the base of an entry that is empty now.
+    pub emptied: bool,
     /// Bits to set at completion; discards take bits away.
     pub set: u8,
     /// Bits copied.
@@ -91,6 +120,12 @@ pub const NO_OP: Op = Op {
     keep: false,
     p: NONE,
     source: NONE,
+    redirect: false,
+    fold: Fold::No,
+    base: NONE,
+    old_under: 0,
+    unseen: false,
+    emptied: false,
     set: 0,
     copied: 0,
     copy: [0; SUBS],

@@ -4,8 +4,9 @@ use super::log::RING_MAX;
 use super::map::{NONE, Record, RecordKind};
 use super::mutation::Mutation;
 use super::oracle::{Fault, FaultKind};
-use super::parts::{CommitState, OpState, Pending, StructState};
-use super::state::{World, ix};
+use super::parts::{CommitState, Op, OpState, Pending, StructState};
+use super::state::{PHYS, World, ix};
+use super::step::Kind;
 
 impl World {
     /// Records a violation; the first one counts.
@@ -16,8 +17,14 @@ impl World {
     }
 
     fn oldest_io(&self) -> u16 {
-        let active = |s| matches!(s, OpState::CopyRead | OpState::Write | OpState::Read);
-        self.ops.iter().filter(|o| active(o.state)).map(|o| o.start).min().unwrap_or(u16::MAX)
+        let active = |o: &&Op| match o.state {
+            OpState::CopyRead | OpState::Write => true,
+            // K4: a read of a base holds it like any other.
+            OpState::Look => !self.is(Mutation::BaseReadUncounted),
+            OpState::Read => o.base == NONE || !self.is(Mutation::BaseReadUncounted),
+            _ => false,
+        };
+        self.ops.iter().filter(active).map(|o| o.start).min().unwrap_or(u16::MAX)
     }
 
     /// R4: whether `p` may be granted to another volume.
@@ -58,6 +65,17 @@ impl World {
         Some(p)
     }
 
+    /// Takes a free extent for an overlay (K1).
+    pub fn allocate_overlay(&mut self) -> Option<u8> {
+        if !self.is(Mutation::RedirectPendingTarget) {
+            return self.allocate();
+        }
+        let unused = |p: &u8| self.refs[ix(*p)] == 0 && self.reserved & (1 << *p) == 0;
+        let p = (0..self.cfg.extents).find(unused)?;
+        self.reserved |= 1 << p;
+        Some(p)
+    }
+
     /// The reclaimer forgets the drops that count now.
     pub fn reclaim(&mut self) -> bool {
         let (before, oldest, durable) = (self.pending.len(), self.oldest_io(), self.durable);
@@ -67,35 +85,46 @@ impl World {
 
     /// True if a record of queue `q` finds room in the ring and in the process.
     pub fn record_fits(&self, q: u8) -> bool {
+        let units = |o: &Op| o.record.units();
         let coming = |on_q: bool| {
             let ops = self.ops.iter().filter(|o| o.state == OpState::HasLsn);
-            let own = ops.filter(|o| !on_q || o.record.q == q).count();
+            let own: usize = ops.filter(|o| !on_q || o.record.q == q).map(units).sum();
             let structure = self.sop.state == StructState::HasLsn;
             own + usize::from(structure && (!on_q || self.sop.record.q == q))
         };
         let limit = self.cfg.ring.min(RING_MAX);
-        let room = self.ring.queues[ix(q)].len() + coming(true) < limit;
+        // The outcome may be composite.
+        let most = 1 + usize::from(self.cfg.composite);
+        let room = self.ring_units(q) + coming(true) + most <= limit;
         (room || self.is(Mutation::OverwriteFull))
             && self.dirty.fits(2 + coming(false))
             && self.pending.fits(10 + coming(false))
     }
 
+    fn ring_units(&self, q: u8) -> usize {
+        self.ring.queues[ix(q)].all().iter().map(Record::units).sum()
+    }
+
     /// Record, then visible (R9): the record goes to the ring and the map changes.
     pub fn publish(&mut self, record: Record) {
+        self.record(record);
+        self.make_visible(&record, true);
+    }
+
+    /// The record goes to the ring.
+    pub fn record(&mut self, record: Record) {
         let left_out = match self.mutation {
             Mutation::NoDiscardRecords => record.kind == RecordKind::Unmap,
             Mutation::NoStructureRecords => record.is_structure(),
             _ => false,
         };
         if !left_out {
-            let queue = &mut self.ring.queues[ix(record.q)];
-            if queue.len() >= self.cfg.ring {
-                queue.remove(0);
+            while self.ring_units(record.q) + record.units() > self.cfg.ring.min(RING_MAX) {
+                self.ring.queues[ix(record.q)].remove(0);
             }
-            queue.push(record);
+            self.ring.queues[ix(record.q)].push(record);
         }
         self.dirty.push(record);
-        self.make_visible(&record, true);
     }
 
     /// Changes the map; dropped references become pending if `track`.
@@ -107,16 +136,47 @@ impl World {
             return;
         }
         for (old, new) in before.as_flattened().iter().zip(after.as_flattened()) {
-            if old.p == new.p {
+            if (old.p, old.base) == (new.p, new.base) {
                 continue;
             }
-            if new.p != NONE {
-                self.refs[ix(new.p)] += 1;
+            for p in new.extents().filter(|p| !old.names(*p)) {
+                self.refs[ix(p)] += 1;
             }
-            if old.p != NONE {
-                self.refs[ix(old.p)] -= 1;
+            let mut dropped = old.extents().filter(|p| !new.names(*p));
+            while let Some(p) = dropped.next() {
+                self.refs[ix(p)] -= 1;
                 if track {
-                    self.pending.push(Pending { p: old.p, lsn: record.lsn, time: self.now });
+                    self.pending.push(Pending { p, lsn: record.lsn, time: self.now });
+                }
+                // A map record has one place for an extent that it lets go (K8).
+                if !record.is_structure()
+                    && let Some(p) = dropped.next()
+                {
+                    self.refs[ix(p)] -= 1;
+                }
+            }
+        }
+    }
+
+    /// Counts an event of a composite entry.
+    pub fn tally(&mut self, kind: Kind, happened: bool) {
+        self.tally[kind as usize] += u16::from(happened);
+    }
+
+    // An extent is in one place of one family, and once in each of its volumes.
+    fn check_names(&mut self) {
+        let mut places = [(NONE, NONE); PHYS];
+        for v in 0..self.next_volume {
+            let mut named = 0_u8;
+            for e in 0..self.cfg.vol_extents {
+                for p in self.map.entry(v, e).extents() {
+                    let place = (self.root[ix(v)], e);
+                    let elsewhere = places[ix(p)].0 != NONE && places[ix(p)] != place;
+                    if named & (1 << p) != 0 || elsewhere {
+                        self.fail(FaultKind::Aliased, p, ix(v), u16::from(e));
+                    }
+                    named |= 1 << p;
+                    places[ix(p)] = place;
                 }
             }
         }
@@ -142,6 +202,7 @@ impl World {
 
     /// Reference counts against a recount, and no allocated extent in the map of another volume.
     pub fn check_extents(&mut self) {
+        self.check_names();
         let counted = self.counted();
         for p in 0..self.cfg.extents {
             if counted[ix(p)] != self.refs[ix(p)] {

@@ -9,6 +9,7 @@ use super::oracle::{Cell, EXISTS, Fault, Promise, SIZE, VOLUME_CELLS};
 use super::parts::{
     Ckpt, CkptState, Commit, CommitState, Meta, NO_OP, Op, Pending, Phase, StructOp, StructState,
 };
+use super::step::KINDS;
 
 /// Volumes, snapshots and clones that a history can have; names are not used again.
 pub const VOLS: usize = 4;
@@ -55,6 +56,12 @@ pub struct Config {
     pub per_block: usize,
     /// One commit after replay, before the first request: the simpler form of R13.
     pub recovery_commit: bool,
+    /// A write of a shared extent redirects instead of copying.
+    pub composite: bool,
+    /// Overlay's bitmap of volume 0's first extent; 0 for no overlay.
+    pub overlay: u8,
+    /// Writes in flight keep each other's sub-blocks whole, and unseen ones may be torn.
+    pub whole: bool,
 }
 
 /// The state of one history: device, process, client and oracle.
@@ -85,8 +92,8 @@ pub struct World {
     pub images: List<Image, IMAGES>,
     /// Every superblock written.
     pub supers: List<Superblock, SUPERS>,
-    /// Writes of a dead owner that have not landed.
-    pub late: List<(u8, Value), 40>,
+    /// Writes of a dead owner that have not landed; true if nothing keeps them whole.
+    pub late: List<(u8, Value, bool), 40>,
 
     /// Where the process stands.
     pub phase: Phase,
@@ -99,7 +106,7 @@ pub struct World {
     /// Extents allocated by requests in flight, as a bit mask.
     pub reserved: u8,
     /// Dropped references.
-    pub pending: List<Pending, 40>,
+    pub pending: List<Pending, 72>,
     /// Records published and not durable.
     pub dirty: List<Record, 24>,
     /// Last LSN assigned.
@@ -116,6 +123,8 @@ pub struct World {
     pub ckpt: Ckpt,
     /// Volumes whose gate is shut, as a bit mask.
     pub gate: u8,
+    /// How often each event of a composite entry happened.
+    pub tally: [u16; KINDS.len()],
 
     /// The snapshots of a group of which none was deleted; `NONE` if there is no such group.
     pub group: (u8, u8),
@@ -175,7 +184,7 @@ impl World {
             blocks: List::new(torn_block()),
             images: List::new(blank),
             supers: List::new(NO_SUPERBLOCK),
-            late: List::new((0, 0)),
+            late: List::new((0, 0, false)),
             phase: Phase::Serve,
             meta: Meta {
                 sb: NO_SUPERBLOCK,
@@ -209,6 +218,7 @@ impl World {
                 last: 0,
             },
             gate: 0,
+            tally: [0; KINDS.len()],
             group: (NONE, NONE),
             next_volume: cfg.volumes,
             usable: (1 << cfg.volumes) - 1,
@@ -249,6 +259,7 @@ impl World {
         if self.cfg.copy > 0 {
             self.format_copy();
         }
+        self.format_overlay();
         self.recount();
         let blank = Image { map: Map::new(), lsn: 0 };
         self.images.push(blank);
@@ -281,13 +292,17 @@ impl World {
         if bits == 0 || n + 1 >= self.cfg.extents {
             return;
         }
-        self.map.entries[ix(v)][ix(e)] = Entry { p: n, bits, lsn: 0 };
+        self.map.entries[ix(v)][ix(e)] = Entry::plain(n, bits);
+        self.format_values(v, e, n, bits);
+    }
+
+    fn format_values(&mut self, v: u8, e: u8, p: u8, bits: u8) {
         for s in 0..self.cfg.subs {
             if bits & (1 << s) != 0 {
                 let value = tag(v, self.next_value);
                 self.next_value += 1;
-                self.dev.put(data_cell(n, s), value);
-                self.dev.persist(data_cell(n, s));
+                self.dev.put(data_cell(p, s), value);
+                self.dev.persist(data_cell(p, s));
                 self.settle(v, ix(e) * SUBS + ix(s), value);
             }
         }
@@ -303,6 +318,18 @@ impl World {
         self.next_volume += 1;
     }
 
+    fn format_overlay(&mut self) {
+        let bits = self.cfg.overlay & ((1 << self.cfg.subs) - 1);
+        let p = self.cfg.volumes * self.cfg.vol_extents;
+        let below = self.map.entries[0][0];
+        if bits == 0 || below.p == NONE || p + 1 >= self.cfg.extents {
+            return;
+        }
+        self.map.entries[0][0] =
+            Entry { base: below.p, under: below.bits, ..Entry::plain(p, bits) };
+        self.format_values(0, 0, p, bits);
+    }
+
     fn settle(&mut self, v: u8, cell: usize, value: u16) {
         self.cells[ix(v)][cell] = Cell::settled(value, 0);
     }
@@ -316,8 +343,8 @@ impl World {
     pub fn counted(&self) -> [u8; PHYS] {
         let mut refs = [0; PHYS];
         for entry in self.map.entries.as_flattened() {
-            if entry.p != NONE {
-                refs[ix(entry.p)] += 1;
+            for p in entry.extents() {
+                refs[ix(p)] += 1;
             }
         }
         refs

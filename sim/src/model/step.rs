@@ -1,6 +1,6 @@
 //! The steps a history is made of, and the kinds the runner counts.
 
-use super::parts::Phase;
+use super::parts::{Fold, Phase};
 use super::state::{World, ix};
 
 /// One step; a step that is not possible in a state changes nothing.
@@ -22,6 +22,10 @@ pub enum Step {
     Land(u8),
     /// Start a checkpoint, or take it one step further.
     Ckpt,
+    /// Put a fold of a composite entry into the table: volume, extent, down (or up).
+    Fold(u8, u8, bool),
+    /// The fold in this slot fails.
+    FailFold(u8),
     /// The reclaimer checks dropped references.
     Reclaim,
     /// Start a snapshot (false) or clone (true) of a volume.
@@ -58,8 +62,13 @@ pub enum Step {
     Back,
     /// The device writes one cell back on its own.
     Persist(u8),
-    /// The device's write-back of one metadata cell is torn; power is lost before it is repaired.
+    /// The device's write-back of one cell, of metadata or unseen data, is torn; power is lost
+    /// before it is repaired.
     Tear(u8),
+    /// Take all requests, apart from folds, as far as they go.
+    Requests,
+    /// Take each fold one step further.
+    Folds,
     /// Open until requests are served.
     Recover,
     /// End all that was begun and check the pool at rest.
@@ -94,6 +103,10 @@ impl World {
             Step::Commit => self.advance_commit(),
             Step::Land(i) => self.land_wal(i),
             Step::Ckpt => self.advance_ckpt(),
+            Step::Fold(v, e, down) => {
+                self.start_fold(v, e, if down { Fold::Down } else { Fold::Up })
+            }
+            Step::FailFold(slot) => self.fail_fold(ix(slot)),
             Step::Reclaim => self.reclaim(),
             Step::Copy(v, writable) => self.start_copy(v, writable),
             Step::Group(v, w) => self.start_group(v, w),
@@ -122,6 +135,8 @@ impl World {
                 self.dev.tear(c);
                 true
             }
+            Step::Requests => self.finish_requests(),
+            Step::Folds => self.advance_folds(),
             Step::Recover => self.recover(),
             Step::Drain => {
                 self.drain();
@@ -180,6 +195,19 @@ kinds! {
     Persist = "write-back by the device",
     Recovered = "recovery checked",
     Drained = "history drained to rest",
+    FoldDown = "fold down",
+    FoldUp = "fold up",
+    FailFold = "failed fold",
+    Redirected = "redirect visible",
+    RedirectJoined = "redirect joined another's overlay",
+    RedirectMapped = "redirect found its overlay mapped without a base",
+    RedirectAlone = "redirect whose base was discarded",
+    OverlayGrown = "overlay grown in place",
+    OverlayCopied = "shared overlay copied",
+    BaseDiscarded = "discard of a whole composite entry",
+    FoldedDown = "fold down visible",
+    FoldedUp = "fold up visible",
+    FoldGivenUp = "fold given up",
 }
 
 /// The kind of a step that was taken; `before` is the state it was taken in.
@@ -192,12 +220,15 @@ pub fn kind_of(step: Step, phase: Phase, commit_idle: bool, ckpt_idle: bool) -> 
         Step::Discard(..) => Kind::Discard,
         Step::Read(..) => Kind::Read,
         Step::Flush(..) => Kind::Flush,
-        Step::Op(_) => Kind::Progress,
+        Step::Op(_) | Step::Requests | Step::Folds => Kind::Progress,
         Step::Commit if commit_idle => Kind::Commit,
         Step::Commit => Kind::CommitStep,
         Step::Land(_) => Kind::CommitStep,
         Step::Ckpt if ckpt_idle => Kind::Ckpt,
         Step::Ckpt => Kind::CkptStep,
+        Step::Fold(_, _, down) if down => Kind::FoldDown,
+        Step::Fold(..) => Kind::FoldUp,
+        Step::FailFold(_) => Kind::FailFold,
         Step::Reclaim => Kind::Reclaim,
         Step::Copy(_, writable) if writable => Kind::Clone,
         Step::Copy(..) => Kind::Snapshot,

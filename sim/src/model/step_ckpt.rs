@@ -45,8 +45,9 @@ impl World {
             self.exhausted = true;
             return false;
         }
-        let unpublished = self.ops.iter().any(|o| o.state == OpState::HasLsn)
-            || self.sop.state == StructState::HasLsn;
+        let changing = |s| matches!(s, OpState::HasLsn | OpState::Half);
+        let unpublished =
+            self.ops.iter().any(|o| changing(o.state)) || self.sop.state == StructState::HasLsn;
         let nothing_new = self.wal_used() == 0 && self.last_lsn == self.ckpt.last;
         let only_if_new = self.is(Mutation::CheckpointOnlyIfNew);
         if unpublished || nothing_new || (only_if_new && self.last_lsn == self.ckpt.last) {

@@ -15,28 +15,29 @@ impl World {
                 continue;
             }
             for s in 0..self.cfg.subs {
+                let torn = self.may_tear(&op);
                 if op.mask & (1 << s) != 0 {
-                    self.late.push((data_cell(op.p, s), op.value));
+                    self.late.push((data_cell(op.p, s), op.value, torn));
                 } else if op.copied & (1 << s) != 0 {
-                    self.late.push((data_cell(op.p, s), op.copy[ix(s)]));
+                    self.late.push((data_cell(op.p, s), op.copy[ix(s)], torn));
                 }
             }
         }
         if self.commit.state == CommitState::WalSent {
             for (i, block) in self.commit.blocks.all().iter().enumerate() {
                 if self.commit.landed & (1 << i) == 0 {
-                    self.late.push(*block);
+                    self.late.push((block.0, block.1, false));
                 }
             }
         }
         if self.ckpt.state == CkptState::PagesSent {
-            self.late.push((PAGE0 + self.ckpt.place, self.ckpt.index));
+            self.late.push((PAGE0 + self.ckpt.place, self.ckpt.index, false));
         }
         if self.ckpt.state == CkptState::SuperSent {
-            self.late.push((SB0 + (self.meta.copy ^ 1), self.ckpt.super_index));
+            self.late.push((SB0 + (self.meta.copy ^ 1), self.ckpt.super_index, false));
         }
         if self.phase == Phase::Open(6) && !self.exhausted {
-            self.late.push((SB0 + self.meta.copy, self.meta.new_super));
+            self.late.push((SB0 + self.meta.copy, self.meta.new_super, false));
         }
     }
 
@@ -64,12 +65,13 @@ impl World {
         if !self.die() {
             return false;
         }
-        for (cell, value) in self.late.all() {
+        while !self.late.is_empty() {
             if pick(2) == 1 {
-                self.dev.put(*cell, *value);
+                self.land_late(0);
+            } else {
+                self.late.remove(0);
             }
         }
-        self.late.clear();
         self.dev.lose(pick);
         self.ring = Ring::absent();
         self.aside = Ring::absent();
@@ -128,8 +130,12 @@ impl World {
         if ix(i) >= self.late.len() {
             return false;
         }
-        let (cell, value) = self.late.remove(ix(i));
-        self.dev.put(cell, value);
+        let (cell, value, torn) = self.late.remove(ix(i));
+        if torn {
+            self.dev.put_unseen(cell, value);
+        } else {
+            self.dev.put(cell, value);
+        }
         true
     }
 

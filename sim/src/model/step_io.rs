@@ -3,21 +3,23 @@
 use super::device::{FLUSH_SHORT, data_cell};
 use super::map::{Entry, NONE, Record, RecordKind};
 use super::mutation::Mutation;
-use super::oracle::Promise;
-use super::parts::{CommitState, NO_OP, Op, OpState, Phase};
+use super::parts::{CommitState, Fold, NO_OP, Op, OpState, Phase};
 use super::state::{SUBS, World, ix, tag};
 
 impl World {
-    fn free_op(&self) -> Option<usize> {
+    /// The lowest free slot.
+    pub fn free_op(&self) -> Option<usize> {
         self.ops.iter().position(|o| o.state == OpState::Free)
     }
 
     /// True if a record of this entry has its LSN and is not published: the leaf lock is held.
-    fn is_locked(&self, v: u8, e: u8) -> bool {
-        self.ops.iter().any(|o| o.state == OpState::HasLsn && o.v == v && o.e == e)
+    pub fn is_locked(&self, v: u8, e: u8) -> bool {
+        let holds = |o: &Op| matches!(o.state, OpState::HasLsn | OpState::Half);
+        self.ops.iter().any(|o| holds(o) && o.v == v && o.e == e)
     }
 
-    fn slow_in_flight(&self, v: u8, e: u8) -> impl Iterator<Item = &Op> {
+    /// The writes of an entry that change it at their end.
+    pub fn slow_in_flight(&self, v: u8, e: u8) -> impl Iterator<Item = &Op> {
         self.ops.iter().filter(move |o| {
             o.slow
                 && (o.v, o.e) == (v, e)
@@ -65,27 +67,28 @@ impl World {
             return false;
         }
         let entry = self.map.entry(v, e);
-        // A copy-on-write in flight is waited for, also by a write that could go in place now: its
-        // source may have become exclusive since, and the copied data would overwrite the write.
-        let copying = self.ops.iter().any(|o| {
-            let copies = o.source != NONE && (o.v, o.e) == (v, e);
-            let visible = matches!(o.state, OpState::Published | OpState::AwaitCommit);
-            copies && o.state != OpState::Free && !visible
-        });
-        if (copying && !self.is(Mutation::FastUnderCopy)) || self.overtakes(v, e, mask, entry.bits)
-        {
+        let copying = self.is_copied(v, e) && !self.is(Mutation::FastUnderCopy);
+        let folding = self.is_folded(v, e) && !self.is(Mutation::FoldUnderWrites);
+        if copying || folding || self.overtakes(v, e, mask, entry.valid()) {
             return false;
         }
         let start = self.now;
         let mut op = Op { q, v, e, mask, fua, start, p: entry.p, set: mask, ..NO_OP };
         op.old_bits = entry.bits;
+        op.base = entry.base;
+        op.old_under = entry.under;
         op.state = OpState::Write;
-        let mapped = entry.p != NONE;
-        let exclusive = mapped && self.is_exclusive(entry.p);
-        if exclusive && entry.bits & mask == mask {
-            let alone = entry.lsn <= self.durable || self.is(Mutation::FuaNoCommit);
+        let exclusive = self.may_write(v, e, entry);
+        let shown = entry.bits & mask == mask;
+        if shown && (exclusive || self.is_taken_for_own(entry, Mutation::OverlayWrittenShared)) {
+            let alone = entry.lsn <= self.durable
+                || self.is(Mutation::FuaNoCommit)
+                || self.is_taken_for_own(entry, Mutation::FuaOnOverlay);
             op.direct = fua && alone;
+        } else if self.is(Mutation::BaseWritten) && entry.under & !entry.bits & mask == mask {
+            op.p = entry.base;
         } else {
+            let exclusive = exclusive || self.is_taken_for_own(entry, Mutation::OverlayGrowsShared);
             op.slow = true;
             if !self.start_slow(&mut op, entry, exclusive) {
                 return false;
@@ -101,6 +104,38 @@ impl World {
         true
     }
 
+    // A copy-on-write in flight is waited for, also by a write that could go in place now: its
+    // source may have become exclusive since, and the copied data would overwrite the write.
+    fn is_copied(&self, v: u8, e: u8) -> bool {
+        self.ops.iter().any(|o| {
+            let copies = o.source != NONE && o.fold == Fold::No && (o.v, o.e) == (v, e);
+            let visible = matches!(o.state, OpState::Published | OpState::AwaitCommit);
+            copies && o.state != OpState::Free && !visible
+        })
+    }
+
+    // Whether the extent that a write finds may be overwritten in place. A redirect in flight keeps
+    // its base shared until it is visible (K3), as a copy-on-write does with its source.
+    fn may_write(&self, v: u8, e: u8, entry: Entry) -> bool {
+        if entry.p == NONE {
+            return false;
+        }
+        let redirected = self.ops.iter().any(|o| {
+            let unseen = matches!(o.state, OpState::Write | OpState::Landed | OpState::HasLsn);
+            unseen && o.redirect && (o.v, o.e) == (v, e) && o.base == entry.p
+        });
+        if redirected && !self.is(Mutation::WriteUnderRedirect) {
+            return false;
+        }
+        let careless = entry.is_composite() && self.is(Mutation::OverlayPendingIgnored);
+        self.is_exclusive(entry.p) || (careless && self.refs[ix(entry.p)] == 1)
+    }
+
+    // K9 or K10 removed: an overlay is taken for the entry's own.
+    fn is_taken_for_own(&self, entry: Entry, mutation: Mutation) -> bool {
+        entry.is_composite() && self.is(mutation)
+    }
+
     // A write is in flight to one of these sub-blocks, and a discard came after it. The media would
     // decide between that write and this one, and could show the older one after the discard was
     // seen. The client of the model does not do this: see docs/decisions.
@@ -113,15 +148,26 @@ impl World {
     fn start_slow(&mut self, op: &mut Op, entry: Entry, exclusive: bool) -> bool {
         let (v, e) = (op.v, op.e);
         // Registering as a slow writer takes the leaf lock.
-        if self.is_locked(v, e) {
+        if self.is_locked(v, e) || self.tears_another(op) {
             return false;
         }
+        op.unseen = true;
         if entry.p == NONE {
             // First writers of one extent share the allocation.
             let shared = self.slow_in_flight(v, e).map(|o| o.p).next();
             let Some(p) = shared.or_else(|| self.allocate()) else { return false };
             op.p = p;
-        } else if !exclusive {
+        } else if exclusive {
+            // No durable map shows a clear bit, unless a discard may be undone.
+            let undone = |r: &Record| {
+                let clears =
+                    matches!(r.kind, RecordKind::Unmap | RecordKind::Resize | RecordKind::Rollback);
+                clears && r.v == v
+            };
+            op.unseen = entry.bits & op.mask == 0 && !self.dirty.all().iter().any(undone);
+        } else if self.redirects(op, entry) {
+            return self.start_redirect(op, entry);
+        } else {
             if self.slow_in_flight(v, e).next().is_some() {
                 return false;
             }
@@ -134,23 +180,57 @@ impl World {
         true
     }
 
+    // Where writes keep blocks whole, the first of two slow writes of a block would show it while
+    // the other one, which may be torn, is still in flight.
+    fn tears_another(&self, op: &Op) -> bool {
+        let overlaps = |o: &Op| o.mask & op.mask != 0;
+        self.cfg.whole
+            && !self.is(Mutation::OverlapWhole)
+            && self.slow_in_flight(op.v, op.e).any(overlaps)
+    }
+
+    // The redirects in flight above the extent that the entry maps.
+    fn redirects_above(&self, v: u8, e: u8, p: u8) -> impl Iterator<Item = &Op> {
+        self.slow_in_flight(v, e).filter(move |o| o.redirect && o.base == p)
+    }
+
+    // An overlay has one base, so a composite entry copies its overlay instead. Nor is a redirect
+    // worth it if the base would keep nothing, unless there is an overlay already.
+    fn redirects(&self, op: &Op, entry: Entry) -> bool {
+        let kept = entry.bits & !op.mask != 0;
+        let joins = self.redirects_above(op.v, op.e, entry.p).next().is_some();
+        self.cfg.composite && !entry.is_composite() && (kept || joins)
+    }
+
+    // Redirects of one extent share their overlay (K3). It is a free extent (K1), so that the data
+    // may be written before its record is.
+    fn start_redirect(&mut self, op: &mut Op, entry: Entry) -> bool {
+        let joined = self.redirects_above(op.v, op.e, entry.p).map(|o| o.p).next();
+        if joined.is_none() && self.slow_in_flight(op.v, op.e).next().is_some() {
+            return false;
+        }
+        let joined = joined.filter(|_| !self.is(Mutation::RedirectOwnTarget));
+        let Some(p) = joined.or_else(|| self.allocate_overlay()) else { return false };
+        op.p = p;
+        op.redirect = true;
+        op.base = entry.p;
+        op.old_under = entry.bits;
+        true
+    }
+
     // R5b removed: the map says the data is there before it is.
     fn bits_at_submit(&mut self, slot: usize, entry: Entry) {
         let mut op = self.ops[slot];
-        if op.source != NONE {
+        if op.source != NONE || op.redirect {
             return;
         }
         self.last_lsn += 1;
-        let bits = entry.bits | op.set;
-        op.record = self.map_record(&op, op.p, bits, RecordKind::Map);
+        let after = Entry { p: op.p, bits: entry.bits | op.set, ..entry };
+        op.record = self.map_record(&op, after, RecordKind::Map);
         op.slow = false;
         self.reserved &= !(1 << op.p);
         self.publish(op.record);
         self.ops[slot] = op;
-    }
-
-    fn map_record(&self, op: &Op, p: u8, bits: u8, kind: RecordKind) -> Record {
-        Record { lsn: self.last_lsn, kind, v: op.v, e: op.e, p, bits, q: op.q }
     }
 
     /// Submits a discard, or a write-zeroes that keeps the extent.
@@ -162,24 +242,6 @@ impl World {
         let start = self.now;
         let op = Op { state: OpState::Discard, q, v, e, mask, keep, start, ..NO_OP };
         self.begin_versions(&op);
-        self.ops[slot] = op;
-        true
-    }
-
-    /// Submits a read of one sub-block.
-    pub fn read(&mut self, v: u8, e: u8, s: u8) -> bool {
-        let Some(slot) = self.free_op() else { return false };
-        let inside = e * self.cfg.subs + s < self.map.volumes[ix(v)].size;
-        if self.phase != Phase::Serve || self.usable & (1 << v) == 0 || !inside {
-            return false;
-        }
-        let entry = self.map.entry(v, e);
-        let (mask, start) = (1 << s, self.now);
-        let mut op = Op { state: OpState::Read, v, e, mask, start, p: entry.p, ..NO_OP };
-        let blind = self.is(Mutation::ClearBitReads) && entry.p != NONE;
-        if entry.bits & op.mask == 0 && !blind {
-            op.p = NONE;
-        }
         self.ops[slot] = op;
         true
     }
@@ -232,28 +294,27 @@ impl World {
         }
         match self.ops[slot].state {
             OpState::Free | OpState::AwaitCommit | OpState::AwaitDurable => return false,
+            OpState::FoldWait => return self.begin_fold(slot),
             OpState::CopyRead => {
+                let early = self.is(Mutation::FoldRecordEarly);
                 let op = &mut self.ops[slot];
                 for s in 0..self.cfg.subs {
                     op.copy[ix(s)] = self.dev.get(data_cell(op.source, s));
                 }
-                op.state = OpState::Write;
+                let published_first = early && op.fold != Fold::No;
+                op.state = if published_first { OpState::Landed } else { OpState::Write };
             }
             OpState::Write => self.land(slot),
             OpState::Landed | OpState::Discard => return self.assign(slot),
-            OpState::HasLsn => {
-                let op = self.ops[slot];
-                if op.record.p != NONE {
-                    self.reserved &= !(1 << op.record.p);
-                }
-                self.publish(op.record);
-                self.ops[slot].state = OpState::Published;
-            }
+            OpState::HasLsn => self.show(slot),
+            OpState::Half => self.show_rest(slot),
+            OpState::Published if self.ops[slot].fold != Fold::No => self.end_fold(slot),
             OpState::Published => self.complete(slot),
             OpState::ShortFlush => {
                 self.dev.flush_done(FLUSH_SHORT);
                 self.answer_flush(slot);
             }
+            OpState::Look => self.look(slot),
             OpState::Read => self.end_read(slot),
         }
         true
@@ -263,27 +324,39 @@ impl World {
         let op = self.ops[slot];
         for s in 0..self.cfg.subs {
             let cell = data_cell(op.p, s);
-            if op.mask & (1 << s) != 0 {
-                self.dev.put(cell, op.value);
+            let value = if op.mask & (1 << s) != 0 {
+                op.value
             } else if op.copied & (1 << s) != 0 {
-                self.dev.put(cell, op.copy[ix(s)]);
+                op.copy[ix(s)]
             } else {
                 continue;
+            };
+            if self.may_tear(&op) {
+                self.dev.put_unseen(cell, value);
+            } else {
+                self.dev.put(cell, value);
             }
             let partial = op.fua && self.is(Mutation::FuaPartialCommit);
             if op.direct || partial {
                 self.dev.persist(cell);
             }
         }
-        if op.slow {
+        if op.fold != Fold::No && self.is(Mutation::FoldRecordEarly) {
+            self.ops[slot] = NO_OP;
+        } else if op.slow || op.fold != Fold::No {
             self.ops[slot].state = OpState::Landed;
         } else {
             self.complete(slot);
         }
     }
 
+    /// True if a power loss may tear the data of this write.
+    pub fn may_tear(&self, op: &Op) -> bool {
+        self.cfg.whole && op.unseen
+    }
+
     // The change is made: answer, or for FUA behave as a FLUSH that arrives now (R7).
-    fn complete(&mut self, slot: usize) {
+    pub(super) fn complete(&mut self, slot: usize) {
         let op = self.ops[slot];
         if !op.fua || op.direct || self.is(Mutation::FuaNoCommit) {
             self.answer(slot);
@@ -305,7 +378,7 @@ impl World {
         self.ops[slot] = NO_OP;
     }
 
-    fn promise(&mut self, op: &Op, now: u16) {
+    pub(super) fn promise(&mut self, op: &Op, now: u16) {
         for s in 0..SUBS {
             if op.mask & (1 << s) != 0 {
                 self.cells[ix(op.v)][ix(op.e) * SUBS + s].answer(op.start, now, op.fua);
@@ -324,97 +397,5 @@ impl World {
             cell.flushed(op.start);
         }
         self.ops[slot] = NO_OP;
-    }
-
-    fn end_read(&mut self, slot: usize) {
-        let op = self.ops[slot];
-        let s = op.mask.trailing_zeros().to_le_bytes()[0];
-        let value = if op.p == NONE { 0 } else { self.dev.get(data_cell(op.p, s)) };
-        self.ops[slot] = NO_OP;
-        self.check_cell(op.v, ix(op.e) * SUBS + ix(s), value, Promise::Answered, op.start);
-    }
-
-    // Assigns the LSN under the leaf lock, from the entry as it is now (R5d).
-    fn assign(&mut self, slot: usize) -> bool {
-        let op = self.ops[slot];
-        if self.is_locked(op.v, op.e) || !self.record_fits(op.q) {
-            return false;
-        }
-        let entry = self.map.entry(op.v, op.e);
-        let change = if op.state == OpState::Discard {
-            self.discard_change(slot, entry)
-        } else {
-            self.write_change(slot, entry)
-        };
-        let Some((p, bits, kind)) = change else {
-            self.complete(slot);
-            return true;
-        };
-        self.last_lsn += 1;
-        self.ops[slot].record = self.map_record(&op, p, bits, kind);
-        self.ops[slot].state = OpState::HasLsn;
-        if self.is(Mutation::AnswerFirst) && !op.fua {
-            self.promise(&op, self.now);
-        }
-        true
-    }
-
-    fn discard_change(&mut self, slot: usize, entry: Entry) -> Option<(u8, u8, RecordKind)> {
-        let op = self.ops[slot];
-        let under_write = self.slow_in_flight(op.v, op.e).next().is_some();
-        if !self.is(Mutation::NoCancel) {
-            for other in &mut self.ops {
-                let slow =
-                    matches!(other.state, OpState::CopyRead | OpState::Write | OpState::Landed)
-                        && other.slow;
-                if slow && (other.v, other.e) == (op.v, op.e) {
-                    other.set &= !op.mask;
-                }
-            }
-        }
-        let bits = entry.bits & !op.mask;
-        let frees = bits == 0
-            && entry.p != NONE
-            && !op.keep
-            && (!under_write || self.is(Mutation::UnmapUnderWrite));
-        if bits == entry.bits && !frees {
-            return None;
-        }
-        Some((if frees { NONE } else { entry.p }, bits, RecordKind::Unmap))
-    }
-
-    fn write_change(&mut self, slot: usize, entry: Entry) -> Option<(u8, u8, RecordKind)> {
-        let op = self.ops[slot];
-        let stale = self.is(Mutation::NoReRead);
-        let base = if stale { op.old_bits } else { entry.bits };
-        let bits = if op.source != NONE {
-            (base & op.copied) | op.set
-        } else if op.set == 0 {
-            0
-        } else if entry.p == op.p || stale {
-            base | op.set
-        } else {
-            op.set
-        };
-        if bits != 0 {
-            return Some((op.p, bits, RecordKind::Map));
-        }
-        // All bits were cancelled: an extent allocated for them goes straight back.
-        let others = self.slow_in_flight(op.v, op.e).filter(|o| o.p == op.p).count() > 1;
-        if !others && entry.p != op.p {
-            self.reserved &= !(1 << op.p);
-        }
-        None
-    }
-
-    /// Returns the result of an atomic read.
-    pub fn peek(&self, v: u8, e: u8, s: u8) -> u16 {
-        let entry = self.map.entry(v, e);
-        let blind = self.is(Mutation::ClearBitReads);
-        if entry.p == NONE || (entry.bits & (1 << s) == 0 && !blind) {
-            0
-        } else {
-            self.dev.get(data_cell(entry.p, s))
-        }
     }
 }

@@ -110,9 +110,11 @@ impl World {
         self.replay_ring();
         if self.is(Mutation::ReplayDiffOnly) {
             for entry in durable_map.entries.as_flattened() {
-                let still = |e: &super::map::Entry| e.p == entry.p;
-                if entry.p != NONE && !self.map.entries.as_flattened().iter().any(still) {
-                    self.pending.push(Pending { p: entry.p, lsn: self.last_lsn, time: self.now });
+                for p in entry.extents() {
+                    let still = |e: &super::map::Entry| e.names(p);
+                    if !self.map.entries.as_flattened().iter().any(still) {
+                        self.pending.push(Pending { p, lsn: self.last_lsn, time: self.now });
+                    }
                 }
             }
         }
@@ -181,7 +183,7 @@ impl World {
     fn land_open_super(&mut self) {
         let write = (SB0 + self.meta.copy, self.meta.new_super);
         if self.is(Mutation::EpochNotAwaited) {
-            self.late.push(write);
+            self.late.push((write.0, write.1, false));
         } else {
             self.dev.put(write.0, write.1);
         }

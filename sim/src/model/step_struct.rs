@@ -86,11 +86,13 @@ impl World {
             o.v == v
                 && matches!(
                     o.state,
-                    OpState::CopyRead
+                    OpState::FoldWait
+                        | OpState::CopyRead
                         | OpState::Write
                         | OpState::Landed
                         | OpState::Discard
                         | OpState::HasLsn
+                        | OpState::Half
                 )
         })
     }
