@@ -199,9 +199,11 @@ impl Engine {
         }
         volume.set(settings, self.pool.geometry);
         let pool = Arc::clone(&self.pool);
+        pool.volumes.write().recount(id);
         self.space.note_reserving(&pool.volumes.read(), id);
         if let Err(error) = self.check_set_aside(None) {
             volume.set(before, self.pool.geometry);
+            pool.volumes.write().recount(id);
             return Err(error);
         }
         self.controls.has_settings = true;
