@@ -5,6 +5,7 @@ mod log;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_media::error::Error;
@@ -92,6 +93,8 @@ struct Shared {
     /// Changes are written one after the other.
     log: Mutex<Log>,
     present: RwLock<BTreeMap<Place, Arc<Attachment>>>,
+    /// Rises after each change.
+    version: AtomicU64,
 }
 
 impl Attachments {
@@ -102,7 +105,8 @@ impl Attachments {
         for change in log.read()? {
             change.apply(&mut present);
         }
-        Ok(Self(Arc::new(Shared { log: Mutex::new(log), present: RwLock::new(present) })))
+        let (log, present) = (Mutex::new(log), RwLock::new(present));
+        Ok(Self(Arc::new(Shared { log, present, version: AtomicU64::new(0) })))
     }
 
     pub(super) fn get(&self, pool: &str, volume: &str) -> Option<Arc<Attachment>> {
@@ -117,6 +121,24 @@ impl Attachments {
     /// All of them, by pool and volume.
     pub(super) fn list(&self) -> Vec<Arc<Attachment>> {
         self.0.present.read().values().map(Arc::clone).collect()
+    }
+
+    /// Those of one pool, by volume.
+    pub(super) fn of_pool(&self, pool: &str) -> Vec<Arc<Attachment>> {
+        let present = self.0.present.read();
+        let from = present.range((pool.to_owned(), String::new())..);
+        let mine = from.take_while(|(place, _)| place.0 == pool);
+        mine.map(|(_, attachment)| Arc::clone(attachment)).collect()
+    }
+
+    /// How many of them are block devices.
+    pub(super) fn device_count(&self) -> usize {
+        self.0.present.read().values().filter(|one| one.record.ublk.is_some()).count()
+    }
+
+    /// A number that rises after each change.
+    pub(super) fn version(&self) -> u64 {
+        self.0.version.load(Ordering::Acquire)
     }
 
     /// Remembers one, or what has changed of it, then lets clients come.
@@ -173,6 +195,8 @@ impl Shared {
                 former.end();
             }
         }
+        drop(present);
+        self.version.fetch_add(1, Ordering::Release);
         Ok(())
     }
 }
