@@ -7,62 +7,43 @@
 
 mod clients;
 mod fetch;
+mod files;
 mod media;
 mod memory;
+mod records;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_mapper::io::IoCommand;
-use blockd_media::{Device, Doorbell, Gate};
+use blockd_media::{Device, Doorbell};
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
 use self::clients::Outgoing;
 pub use self::fetch::QueueTag;
+use self::files::Files;
 use self::media::FileIo;
 pub use self::memory::AreaId;
 use self::memory::Memory;
+use self::records::{Record, Records};
 use super::message::Message;
 use super::operation::{Ended, FileSlot, RingOptions};
 use super::receive::{Chunk, Chunks};
-use crate::block::{Buffer, Place};
+use crate::block::Buffer;
 
-/// Most files of a ring that serves no clients: devices, of which there are few.
-const MAX_FILES: u32 = 4096;
-/// Most files and sockets of a ring that serves clients. Each connection waits for its next request
-/// with one of the ring's operations: of a worker's 16,384, the rest is for media and replies.
-const MAX_SOCKETS: u32 = 12 << 10;
-/// A ring with fewer is of no use.
-const MIN_FILES: u32 = 64;
 /// Most entries that are handed to the kernel at a time.
 const MAX_ENTRIES: u32 = 4096;
 /// How long it is waited for something else than the end of messages, which a full socket delays:
 /// about as long as a busy client takes for its next request.
 const SEND_MOMENT_US: u32 = 50;
 
-/// The record of an operation until it ends.
-#[derive(Debug)]
-enum Record {
-    Free,
-    Io { token: u64, io: FileIo },
-    Sync { token: u64 },
-    Command { file: FileSlot, command: IoCommand, len: u32, moved: u32 },
-    Select { token: u64 },
-    Receive { token: u64, place: Place },
-    Send { token: u64, file: FileSlot, outgoing: Box<Outgoing> },
-    Fetch { token: u64, place: Option<Place> },
-    Doorbell,
-}
-
 /// One thread's ring.
 pub struct Ring {
     // Fields are dropped in this order: the ring ends before the memory that it knows.
     ring: IoUring,
-    records: Vec<Record>,
-    free: Vec<u32>,
+    records: Records,
     memory: Memory,
     /// The file from which buffers that this process cannot reach are filled with zeroes.
     zero_file: Option<FileSlot>,
@@ -71,9 +52,7 @@ pub struct Ring {
     reserved: usize,
     fetching: usize,
     chunks: Option<Chunks>,
-    files: Vec<Option<Arc<dyn Send + Sync>>>,
-    /// Of the files that are devices with a gate.
-    gates: Vec<Option<Arc<Gate>>>,
+    files: Files,
     #[expect(clippy::vec_box, reason = "the kernel has pointers into them: they must not move")]
     idle_sends: Vec<Box<Outgoing>>,
     #[expect(clippy::vec_box, reason = "they travel in boxes")]
@@ -131,20 +110,18 @@ impl Ring {
             // Kernels before 6.1 know one or both of these hints not.
             .or_else(|_| IoUring::builder().setup_cqsize(records * 2).build(entries))?;
         let waits_for_more = ring.params().is_feature_min_timeout();
-        let max_files = register_files(&ring, options.serves)?;
+        let files = Files::register(&ring, options.serves)?;
         let memory = Memory::new(&ring, options.arena_bytes, options.serves)?;
         let chunks = options.serves.then(|| Chunks::register(&ring)).transpose()?;
         Ok(Self {
             ring,
-            records: (0..records).map(|_| Record::Free).collect(),
-            free: (0..records).rev().collect(),
+            records: Records::new(records as usize),
             memory,
             zero_file: None,
             reserved: 0,
             fetching: 0,
             chunks,
-            files: vec![None; max_files as usize],
-            gates: vec![None; max_files as usize],
+            files,
             idle_sends: Vec::with_capacity(64),
             idle_messages: Vec::with_capacity(64),
             doorbell: None,
@@ -160,40 +137,25 @@ impl Ring {
 
     /// Makes a file known. The ring keeps it open.
     pub fn add_file(&mut self, file: &Arc<File>) -> std::io::Result<FileSlot> {
-        self.add(file.as_raw_fd(), Arc::clone(file) as _)
+        self.files.add(&self.ring, file.as_raw_fd(), Arc::clone(file) as _)
     }
 
     /// Makes a device known. The ring keeps it open, and starts no write to it while its gate is
     /// closed.
     pub fn add_device(&mut self, device: &Device) -> std::io::Result<FileSlot> {
         let slot = self.add_file(device.file())?;
-        self.gates[slot.0 as usize] = device.gate().cloned();
+        self.files.guard(slot, device.gate().cloned());
         Ok(slot)
     }
 
     /// Makes a socket known. The ring keeps it open.
     pub fn add_socket(&mut self, socket: &Arc<OwnedFd>) -> std::io::Result<FileSlot> {
-        self.add(socket.as_raw_fd(), Arc::clone(socket) as _)
-    }
-
-    fn add(&mut self, fd: i32, keep: Arc<dyn Send + Sync>) -> std::io::Result<FileSlot> {
-        let free = self.files.iter().position(Option::is_none);
-        let most = self.files.len();
-        let full = || std::io::Error::other(format!("a ring has at most {most} files and sockets"));
-        let at = free.ok_or_else(full)?;
-        let slot = u32::try_from(at).map_err(std::io::Error::other)?;
-        self.ring.submitter().register_files_update(slot, &[fd])?;
-        self.files[at] = Some(keep);
-        Ok(FileSlot(slot))
+        self.files.add(&self.ring, socket.as_raw_fd(), Arc::clone(socket) as _)
     }
 
     /// Forgets a file, and closes a socket. Operations that are out keep it open in the kernel.
     pub fn remove(&mut self, slot: FileSlot) {
-        // It can't fail for a slot in use; if it did, the slot would stay taken.
-        if self.ring.submitter().register_files_update(slot.0, &[-1]).is_ok() {
-            self.files[slot.0 as usize] = None;
-            self.gates[slot.0 as usize] = None;
-        }
+        self.files.remove(&self.ring, slot);
     }
 
     /// Allocates memory for up to 1 MiB; `None` while none is free.
@@ -261,15 +223,15 @@ impl Ring {
     /// Operations that can still be started.
     #[must_use]
     #[inline]
-    pub fn room(&self) -> usize {
-        self.free.len()
+    pub const fn room(&self) -> usize {
+        self.records.room()
     }
 
     /// Operations that can still be started without those that are kept for the answers of queues.
     #[must_use]
     #[inline]
     pub fn spare(&self) -> usize {
-        self.free.len().saturating_sub(self.reserved.saturating_sub(self.fetching))
+        self.records.room().saturating_sub(self.reserved.saturating_sub(self.fetching))
     }
 
     /// Calls of `io_uring_enter` so far.
@@ -303,12 +265,14 @@ impl Ring {
     }
 
     fn push(&mut self, entry: Entry, record: Record) -> std::io::Result<()> {
-        let Some(at) = self.free.pop() else {
-            self.forget(record);
-            return Err(std::io::Error::other("more operations than the ring has records"));
+        let at = match self.records.take(record) {
+            Ok(at) => at,
+            Err(record) => {
+                self.forget(record);
+                return Err(std::io::Error::other("more operations than the ring has records"));
+            }
         };
         let entry = entry.user_data(u64::from(at));
-        self.records[at as usize] = record;
         loop {
             // SAFETY: the memory that the entry points at lives in the arena, in a command, a
             // message, the zeroes or a box of this ring. The record keeps or marks it until the
@@ -410,8 +374,7 @@ impl Ring {
                 (entry.user_data(), entry.result(), entry.flags())
             };
             let at = u32::try_from(at).ok()?;
-            let record = std::mem::replace(&mut self.records[at as usize], Record::Free);
-            self.free.push(at);
+            let record = self.records.end(at);
             self.in_flight -= 1;
             if let Some(ended) = self.ended(record, result, flags) {
                 return Some(ended);
@@ -461,19 +424,6 @@ impl Ring {
 
 /// Makes a ring's table of files, and returns how many entries it has: fewer where the process may
 /// have fewer open files, which is the kernel's limit.
-fn register_files(ring: &IoUring, serves: bool) -> std::io::Result<u32> {
-    let mut entries = if serves { MAX_SOCKETS } else { MAX_FILES };
-    loop {
-        match ring.submitter().register_files_sparse(entries) {
-            Ok(()) => return Ok(entries),
-            Err(error) if error.raw_os_error() == Some(libc::EMFILE) && entries > MIN_FILES => {
-                entries = (entries / 2).max(MIN_FILES);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
 impl Drop for Ring {
     fn drop(&mut self) {
         // Waits for a doorbell or a client may never end, nor may IO of a disk that hangs: their
@@ -496,7 +446,7 @@ impl Drop for Ring {
             // The kernel cancels what is left when the ring is closed, and may still write until
             // then: that memory is never used for anything else.
             self.memory.leak();
-            std::mem::forget(std::mem::take(&mut self.records));
+            self.records.leak();
             std::mem::forget(std::mem::replace(&mut self.doorbell_value, Box::new(0)));
             std::mem::forget(self.chunks.take());
         }
