@@ -8,6 +8,7 @@ pub mod alloc_count;
 pub mod before;
 pub mod block;
 pub mod budgets;
+pub mod control;
 pub mod counts;
 pub mod cpu;
 pub mod device;

@@ -154,6 +154,9 @@ enum Bench {
     Counts(Forwarded),
     /// Measure tenants that share one daemon; arguments go to its binary
     Isolation(Forwarded),
+    /// CPU time of calls of the control API with 10 volumes and with 10,000; arguments go to its
+    /// binary
+    Control(Forwarded),
     /// Measure the costs of snapshots; arguments go to its binary
     Snapshot(Forwarded),
     /// Listing a thousand volumes, and its effect on their IO; arguments go to its binary
@@ -280,6 +283,7 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Ublk(rest)) => forward::bench_ublk(root, &rest.arguments),
         Some(Bench::Counts(rest)) => forward::bench_counts(root, &rest.arguments),
         Some(Bench::Isolation(rest)) => forward::bench_isolation(root, &rest.arguments),
+        Some(Bench::Control(rest)) => forward::bench_control(root, &rest.arguments),
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),
         Some(Bench::Pmem(rest)) => forward::bench_pmem(root, &rest.arguments),
