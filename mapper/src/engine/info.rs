@@ -114,7 +114,8 @@ impl Engine {
             (space.total_count(), space.free_count())
         };
         // This thread alone makes and deletes volumes: no other one waits for the lock.
-        let reserved: u64 = self.pool.volumes.read().values().map(|v| v.reserved()).sum();
+        let reserved: u64 =
+            self.space.holders(&self.pool.volumes.read()).map(|volume| volume.reserved()).sum();
         let supers = 2 * self.superblock.devices.as_slice().len() as u64;
         let wal = u64::from(self.superblock.wal_extents);
         let metadata = supers + wal + self.pages.extent_count();

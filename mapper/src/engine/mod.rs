@@ -168,6 +168,7 @@ impl Engine {
         }
         let pool = Arc::clone(&engine.pool);
         engine.space.note_all_reserving(&pool.volumes.read());
+        engine.space.expect_holders(engine.trees.len());
         // No page extents are taken here: until the log is replayed the free map is too free.
         Ok(engine)
     }

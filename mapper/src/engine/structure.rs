@@ -97,6 +97,7 @@ impl Engine {
         self.controls.next_volume_id = self.controls.next_volume_id.max(id.0.saturating_add(1));
         self.controls.lineages.insert(id, volume.identity.lineage);
         self.pool.volumes.write().insert(Arc::new(volume));
+        self.space.expect_holders(self.trees.len());
         Ok(())
     }
 
@@ -113,6 +114,9 @@ impl Engine {
         self.pool.volumes.write().remove(id);
         volume.keep_less(u64::MAX);
         self.take_back_reserve(&volume);
+        if volume.grants.load(Ordering::Acquire) > 0 {
+            self.space.forget_holder(id);
+        }
         let directory = volume.directory.load_full();
         self.release_all(&volume, directory, lsn);
         if let Some(tree) = self.trees.remove(id) {
