@@ -2,10 +2,9 @@
 
 mod log;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_media::error::Error;
@@ -93,9 +92,21 @@ struct Shared {
     /// Changes are written one after the other.
     log: Mutex<Log>,
     present: RwLock<BTreeMap<Place, Arc<Attachment>>>,
-    /// Rises after each change.
-    version: AtomicU64,
+    /// Changed since the last look of the health checks.
+    changed: Mutex<Changed>,
 }
+
+/// Places of attachments that have changed.
+#[derive(Debug, Default)]
+struct Changed {
+    places: BTreeSet<Place>,
+    /// More than are kept.
+    too_many: bool,
+}
+
+/// Changed places that are kept: with more, all attachments are looked at instead, which takes some
+/// ten milliseconds where there are ten thousand.
+const MAX_CHANGED: usize = 4096;
 
 impl Attachments {
     /// Reads the attachments that the state directory remembers.
@@ -106,7 +117,7 @@ impl Attachments {
             change.apply(&mut present);
         }
         let (log, present) = (Mutex::new(log), RwLock::new(present));
-        Ok(Self(Arc::new(Shared { log, present, version: AtomicU64::new(0) })))
+        Ok(Self(Arc::new(Shared { log, present, changed: Mutex::default() })))
     }
 
     pub(super) fn get(&self, pool: &str, volume: &str) -> Option<Arc<Attachment>> {
@@ -136,9 +147,10 @@ impl Attachments {
         self.0.present.read().values().filter(|one| one.record.ublk.is_some()).count()
     }
 
-    /// A number that rises after each change.
-    pub(super) fn version(&self) -> u64 {
-        self.0.version.load(Ordering::Acquire)
+    /// The places that have changed since the last call; `None` if these are too many.
+    pub(super) fn take_changed(&self) -> Option<BTreeSet<Place>> {
+        let Changed { places, too_many } = std::mem::take(&mut *self.0.changed.lock());
+        (!too_many).then_some(places)
     }
 
     /// Remembers one, or what has changed of it, then lets clients come.
@@ -185,6 +197,7 @@ impl Shared {
             changes.iter().for_each(|change| drop(change.clone().apply(&mut next)));
             next.into_values().map(|one| one.record.clone()).collect()
         })?;
+        let places: Vec<Place> = changes.iter().map(Change::place).collect();
         let mut present = self.present.write();
         for change in changes {
             let is_attached = matches!(change, Change::Attached(_));
@@ -196,12 +209,23 @@ impl Shared {
             }
         }
         drop(present);
-        self.version.fetch_add(1, Ordering::Release);
+        let mut changed = self.changed.lock();
+        changed.places.extend(places);
+        if changed.places.len() > MAX_CHANGED {
+            *changed = Changed { places: BTreeSet::new(), too_many: true };
+        }
         Ok(())
     }
 }
 
 impl Change {
+    fn place(&self) -> Place {
+        match self {
+            Self::Attached(record) => (record.pool.clone(), record.volume.clone()),
+            Self::Detached(pool, volume) => (pool.clone(), volume.clone()),
+        }
+    }
+
     /// Returns the attachment that was there.
     fn apply(self, present: &mut BTreeMap<Place, Arc<Attachment>>) -> Option<Arc<Attachment>> {
         match self {

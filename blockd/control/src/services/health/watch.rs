@@ -254,6 +254,7 @@ impl Control {
     /// volumes it examined.
     pub(super) fn take_stock_at(&self, now: Moment) -> usize {
         let (pools, sums) = (self.known_pools(), self.volume_sums());
+        self.look_at_attachments(&pools, now.ns);
         let present: Vec<Present> =
             pools.iter().map(|known| self.present(known.clone(), &sums)).collect();
         let mut notices = Vec::new();

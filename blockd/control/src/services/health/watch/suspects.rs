@@ -1,12 +1,13 @@
 //! The volumes that a look has to examine. Nothing can be wrong with the others, so that a look
 //! takes the same time however many volumes there are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_mapper::engine::VolumeSummary;
 use parking_lot::Mutex;
 
+use super::super::super::attachments::Record;
 use super::super::super::{Control, Known};
 use super::{Pages, VolumeSum};
 
@@ -23,28 +24,44 @@ pub(super) struct Present {
     pub(super) problems: BTreeMap<VolumeId, String>,
 }
 
-/// The attachments of each pool at the last look, by the pool's name.
+/// How often all attachments are compared with the volumes that there are, where volumes were made
+/// or deleted: volumes are detached before they are deleted, so this finds nothing as a rule.
+const COMPARE_PAUSE_NS: u64 = 60_000_000_000;
+
+/// The attachments of each open pool at the last look, by the pool's name.
 #[derive(Default)]
 pub(super) struct AttachedBook(Mutex<BTreeMap<String, Attached>>);
 
-/// What a look needs to know of a pool's attachments. All of them are gone through again only after
-/// one has changed, or a volume was made or deleted.
-#[derive(Clone, Default)]
+/// What a look needs to know of a pool's attachments.
+#[derive(Default)]
 struct Attached {
-    as_of: Option<AsOf>,
+    /// The pool and its opening.
+    of: ([u8; 16], u64),
+    /// When all of them were compared with the volumes, and the version of these.
+    compared_ns: u64,
+    volumes: u64,
     /// Volumes with a block device.
-    devices: Vec<VolumeId>,
+    devices: BTreeMap<String, VolumeId>,
     /// Attached volumes that the pool does not have.
-    missing: Vec<String>,
+    missing: BTreeSet<String>,
 }
 
-/// The version of all that [`Attached`] is made of.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct AsOf {
-    attachments: u64,
-    pool: [u8; 16],
-    epoch: u64,
-    volumes: u64,
+impl Attached {
+    fn note(&mut self, handle: &PoolHandle, record: &Record) {
+        let (name, id) = (&record.volume, VolumeId(record.id));
+        self.forget(name);
+        if record.ublk.is_some() {
+            self.devices.insert(name.clone(), id);
+        }
+        if !handle.mapper().has(id, name) {
+            self.missing.insert(name.clone());
+        }
+    }
+
+    fn forget(&mut self, volume: &str) {
+        self.devices.remove(volume);
+        self.missing.remove(volume);
+    }
 }
 
 impl Control {
@@ -55,14 +72,19 @@ impl Control {
         let mut problems = BTreeMap::new();
         let mut found = BTreeMap::new();
         if let Ok(handle) = &known.state {
-            let Attached { devices, missing, .. } = self.attached_in(&name, handle);
-            for id in devices {
+            let (devices, missing) = {
+                let book = self.0.health.attached.0.lock();
+                let attached = book.get(&name);
+                let devices = attached.map(|one| one.devices.values().copied().collect::<Vec<_>>());
+                (devices, attached.map(|one| one.missing.clone()))
+            };
+            for id in devices.into_iter().flatten() {
                 if let Some(problem) = self.described_device(&handle.id(), id).problem {
                     problems.insert(id, problem);
                     ids.push(id);
                 }
             }
-            names.extend(missing);
+            names.extend(missing.into_iter().flatten());
             let mapper = handle.mapper();
             let named = names.iter().filter_map(|name| mapper.find(name));
             let all = named.chain(mapper.summaries_of(&ids));
@@ -76,31 +98,39 @@ impl Control {
         Present { known, volumes: found.into_values().collect(), absent: names, problems }
     }
 
-    fn attached_in(&self, pool: &str, handle: &PoolHandle) -> Attached {
-        let mapper = handle.mapper();
-        // Versions are read before what they are of: a change in between is seen the next time.
-        let as_of = AsOf {
-            attachments: self.0.attachments.version(),
-            pool: handle.id(),
-            epoch: handle.epoch(),
-            volumes: mapper.volumes_version(),
-        };
+    /// Brings the book of attachments up to date: with those that have changed, and with all of a
+    /// pool that was opened since, or whose volumes are others than a while ago.
+    pub(super) fn look_at_attachments(&self, pools: &[Known], now_ns: u64) {
+        let attachments = &self.0.attachments;
         let mut book = self.0.health.attached.0.lock();
-        let last = book.entry(pool.to_owned()).or_default();
-        if last.as_of != Some(as_of) {
-            let (mut devices, mut missing) = (Vec::new(), Vec::new());
-            for attachment in self.0.attachments.of_pool(pool) {
-                let record = &attachment.record;
-                if record.ublk.is_some() {
-                    devices.push(VolumeId(record.id));
+        let changed = attachments.take_changed();
+        let open: Vec<&PoolHandle> =
+            pools.iter().filter_map(|known| known.state.as_ref().ok()).collect();
+        book.retain(|name, _| open.iter().any(|handle| handle.name() == name));
+        for handle in open {
+            let name = handle.name();
+            let of = (handle.id(), handle.epoch());
+            // Read first: a change in between is seen the next time.
+            let volumes = handle.mapper().volumes_version();
+            let last = book.entry(name.to_owned()).or_default();
+            let is_due = now_ns.saturating_sub(last.compared_ns) >= COMPARE_PAUSE_NS;
+            match &changed {
+                Some(changed) if last.of == of && !(is_due && last.volumes != volumes) => {
+                    for (_, volume) in changed.iter().filter(|(pool, _)| pool == name) {
+                        match attachments.get(name, volume) {
+                            Some(attachment) => last.note(handle, &attachment.record),
+                            None => last.forget(volume),
+                        }
+                    }
                 }
-                if !mapper.has(VolumeId(record.id), &record.volume) {
-                    missing.push(record.volume.clone());
+                _ => {
+                    *last = Attached { of, compared_ns: now_ns, volumes, ..Attached::default() };
+                    for attachment in attachments.of_pool(name) {
+                        last.note(handle, &attachment.record);
+                    }
                 }
             }
-            *last = Attached { as_of: Some(as_of), devices, missing };
         }
-        last.clone()
     }
 
     /// Whether there is a volume of that name, attached or not; without a name, a pool.
