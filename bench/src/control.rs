@@ -1,5 +1,5 @@
-//! What calls of the control API cost the daemon, with few volumes and with many: CPU time, so that
-//! disks and other programs do not count.
+//! The cost of calls of the control API, with few volumes and with many: CPU time of the daemon, so
+//! that disks and other programs do not count.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -164,7 +164,7 @@ impl Rig {
         Ok(Self { client, pid, filled: 0 })
     }
 
-    /// Makes and attaches volumes until there are so many.
+    /// Makes and attaches volumes until there are this many.
     async fn fill(&mut self, volumes: usize) -> Result<()> {
         let mut calls = JoinSet::new();
         while self.filled < volumes || !calls.is_empty() {

@@ -64,12 +64,12 @@ impl Totals {
 pub(crate) struct Volumes {
     by_id: BTreeMap<VolumeId, Arc<Volume>>,
     by_name: HashMap<VolumeName, VolumeId>,
-    /// Those of each lineage.
+    /// The volumes of each lineage.
     families: HashMap<VolumeId, BTreeSet<VolumeId>>,
     /// The part of the totals that each accounts for.
     parts: HashMap<VolumeId, Part>,
     totals: Totals,
-    /// Those with a quota.
+    /// Volumes with a quota.
     limited: BTreeSet<VolumeId>,
     /// Rises when a volume is added or removed.
     version: u64,

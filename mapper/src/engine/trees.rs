@@ -23,7 +23,7 @@ pub(crate) struct Trees {
     most_pages: u64,
     /// How many trees have each number of levels.
     by_levels: [usize; MAX_LEVELS as usize + 1],
-    /// Those that a checkpoint has to write, some perhaps without a change.
+    /// Trees that a checkpoint has to write, some perhaps without a change.
     changed: BTreeSet<VolumeId>,
 }
 

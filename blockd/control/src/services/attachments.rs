@@ -134,7 +134,7 @@ impl Attachments {
         self.0.present.read().values().map(Arc::clone).collect()
     }
 
-    /// Those of one pool, by volume.
+    /// The attachments of one pool, by volume.
     pub(super) fn of_pool(&self, pool: &str) -> Vec<Arc<Attachment>> {
         let present = self.0.present.read();
         let from = present.range((pool.to_owned(), String::new())..);

@@ -26,7 +26,7 @@ pub(super) enum Record {
 #[derive(Debug)]
 pub(super) struct Records {
     all: Vec<Record>,
-    /// Those that are free, the one that is used next last.
+    /// Records that are free, the one that is used next last.
     free: Vec<u32>,
     most: usize,
 }

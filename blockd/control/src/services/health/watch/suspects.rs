@@ -32,7 +32,7 @@ const COMPARE_PAUSE_NS: u64 = 60_000_000_000;
 #[derive(Default)]
 pub(super) struct AttachedBook(Mutex<BTreeMap<String, Attached>>);
 
-/// What a look needs to know of a pool's attachments.
+/// The attachments of a pool, as far as a look needs them.
 #[derive(Default)]
 struct Attached {
     /// The pool and its opening.
