@@ -6,11 +6,23 @@ use anyhow::Result;
 use blockd_testkit::clock::Clock;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
 
 /// CPU time of the calling thread, user and system.
 pub fn thread_cpu() -> Result<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_THREAD)?;
     Ok(duration(usage.user_time()) + duration(usage.system_time()))
+}
+
+/// CPU time of a process, user and system, with that of threads that have ended: the same as in its
+/// line of `/proc`, which counts in hundredths of a second.
+///
+/// # Errors
+/// When there is no such process.
+pub fn process_cpu(pid: u32) -> Result<Duration> {
+    let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(i32::try_from(pid)?))?;
+    Ok(clock_gettime(clock)?.into())
 }
 
 fn duration(time: TimeVal) -> Duration {

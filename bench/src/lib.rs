@@ -9,6 +9,7 @@ pub mod before;
 pub mod block;
 pub mod budgets;
 pub mod chart;
+pub mod control;
 pub mod counts;
 pub mod cpu;
 pub mod device;

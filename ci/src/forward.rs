@@ -145,6 +145,17 @@ pub(crate) fn bench_isolation(root: &Path, arguments: &[String]) -> Result<()> {
     release(root, "blockd-bench", "isolation", &all)
 }
 
+/// Runs the bench of the control plane with few volumes and with many.
+///
+/// # Errors
+/// When something cannot be built or does not exit with 0: a call takes too much more with many.
+pub(crate) fn bench_control(root: &Path, arguments: &[String]) -> Result<()> {
+    let daemon = built::daemon(root)?;
+    let mut all = vec!["--blockd".to_owned(), daemon.to_string_lossy().into_owned()];
+    all.extend(arguments.iter().cloned());
+    release(root, "blockd-bench", "control", &all)
+}
+
 /// The copy engine beside bare copies, then a pool in persistent memory beside others over NBD and
 /// ublk.
 ///

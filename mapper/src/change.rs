@@ -216,7 +216,7 @@ impl Site<'_> {
 
     pub(crate) fn mark_dirty(&self, slot: SlotIndex) {
         if self.directory.mark_dirty(slot) {
-            self.pool.pages.0.dirty.fetch_add(1, Ordering::Relaxed);
+            self.pool.note_dirty(self.volume);
         }
     }
 

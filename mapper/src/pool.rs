@@ -61,6 +61,9 @@ pub struct Pool {
     pub(crate) wake: CachePadded<Wake>,
     pub(crate) pages: CachePadded<PagePromises>,
     pub(crate) leaf_drops: Mutex<Vec<LeafDrop>>,
+    /// Volumes with dirty slots, each of them once: a checkpoint looks at no others. Those that are
+    /// gone may be among them.
+    pub(crate) changed: Mutex<Vec<VolumeId>>,
     /// Copies of leaves that changed before a running checkpoint wrote them.
     pub(crate) shadows: Mutex<Vec<(LeafId, LeafId)>>,
     pub(crate) read_only: bool,
@@ -397,6 +400,15 @@ impl Pool {
         true
     }
 
+    /// Counts a slot of a volume that was clean until now. Inside the mutation gate, which no cut
+    /// of a checkpoint passes.
+    pub(crate) fn note_dirty(&self, volume: &Volume) {
+        self.pages.0.dirty.fetch_add(1, Ordering::Relaxed);
+        if !volume.changed.swap(true, Ordering::AcqRel) {
+            self.changed.lock().push(volume.identity.id);
+        }
+    }
+
     pub(crate) fn return_page(&self) {
         self.pages.0.promised.fetch_sub(1, Ordering::Relaxed);
     }
@@ -431,6 +443,7 @@ impl Pool {
             wake: CachePadded::default(),
             pages: CachePadded::default(),
             leaf_drops: Mutex::new(Vec::with_capacity(1024)),
+            changed: Mutex::new(Vec::with_capacity(1024)),
             shadows: Mutex::new(Vec::with_capacity(1024)),
             read_only,
             slows_down: AtomicBool::new(false),

@@ -103,6 +103,9 @@ pub(crate) struct Volume {
     pub(crate) directory: ArcSwap<Directory>,
     /// Rises after each swap of the directory.
     pub(crate) shape: AtomicU64,
+    /// Whether a slot may have changed since the last checkpoint's cut, so that the volume is in
+    /// the pool's list of those.
+    pub(crate) changed: AtomicBool,
     /// Mapped extents.
     pub(crate) mapped: AtomicU64,
     /// Valid sub-blocks.
@@ -154,6 +157,7 @@ impl Volume {
             state: AtomicU8::new(OPEN),
             directory: ArcSwap::from_pointee(directory),
             shape: AtomicU64::new(0),
+            changed: AtomicBool::new(false),
             mapped: AtomicU64::new(0),
             valid: AtomicU64::new(0),
             cleared_lsn: AtomicU64::new(0),

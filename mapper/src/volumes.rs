@@ -1,39 +1,119 @@
-//! The volumes of a pool, found by id and by name.
+//! The volumes of a pool, found by id and by name, with sums over them: a call that needs a sum
+//! takes the same time however many volumes there are.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::format::catalogue::VolumeKind;
 use crate::format::name::VolumeName;
+use crate::sync::Ordering;
 use crate::units::VolumeId;
 use crate::volume::Volume;
+
+/// Sums over the volumes and snapshots of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sums {
+    /// How many there are.
+    pub count: usize,
+    /// How many of these are snapshots.
+    pub snapshots: usize,
+    /// Bytes that they have together.
+    pub size: u64,
+    /// Bytes that the volumes have together, snapshots not counted: these are promised to clients.
+    pub promised: u64,
+    /// Bytes that are set aside for them, those that they have included.
+    pub set_aside: u64,
+}
+
+/// The part of the sums that one volume accounts for.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    size: u64,
+    set_aside: u64,
+    is_snapshot: bool,
+}
+
+/// The sums without the count. Sizes of all volumes together may exceed 64 bits.
+#[derive(Debug, Default)]
+struct Totals {
+    snapshots: usize,
+    size: u128,
+    promised: u128,
+    set_aside: u128,
+}
+
+impl Totals {
+    fn add(&mut self, part: Part) {
+        self.snapshots += usize::from(part.is_snapshot);
+        self.size += u128::from(part.size);
+        self.promised += if part.is_snapshot { 0 } else { u128::from(part.size) };
+        self.set_aside += u128::from(part.set_aside);
+    }
+
+    fn subtract(&mut self, part: Part) {
+        self.snapshots -= usize::from(part.is_snapshot);
+        self.size -= u128::from(part.size);
+        self.promised -= if part.is_snapshot { 0 } else { u128::from(part.size) };
+        self.set_aside -= u128::from(part.set_aside);
+    }
+}
 
 /// All volumes and snapshots, by id.
 #[derive(Debug, Default)]
 pub(crate) struct Volumes {
     by_id: BTreeMap<VolumeId, Arc<Volume>>,
     by_name: HashMap<VolumeName, VolumeId>,
-    /// How many there are of each lineage.
-    families: HashMap<VolumeId, usize>,
+    /// The volumes of each lineage.
+    families: HashMap<VolumeId, BTreeSet<VolumeId>>,
+    /// The part of the totals that each accounts for.
+    parts: HashMap<VolumeId, Part>,
+    totals: Totals,
+    /// Volumes with a quota.
+    limited: BTreeSet<VolumeId>,
+    /// Rises when a volume is added or removed.
+    version: u64,
 }
 
 impl Volumes {
     pub(crate) fn insert(&mut self, volume: Arc<Volume>) {
         let identity = &volume.identity;
         self.by_name.insert(identity.name, identity.id);
-        *self.families.entry(identity.lineage).or_default() += 1;
-        self.by_id.insert(identity.id, volume);
+        self.families.entry(identity.lineage).or_default().insert(identity.id);
+        let id = identity.id;
+        self.by_id.insert(id, volume);
+        self.version += 1;
+        self.recount(id);
+    }
+
+    /// Counts a volume again, whose size or settings have changed.
+    pub(crate) fn recount(&mut self, id: VolumeId) {
+        if let Some(part) = self.parts.remove(&id) {
+            self.totals.subtract(part);
+        }
+        self.limited.remove(&id);
+        let Some(volume) = self.by_id.get(&id) else { return };
+        let (size, settings) = (volume.size.load(Ordering::Acquire), *volume.settings.lock());
+        let is_snapshot = volume.identity.kind == VolumeKind::Snapshot;
+        let part = Part { size, set_aside: settings.set_aside(size), is_snapshot };
+        self.totals.add(part);
+        self.parts.insert(id, part);
+        if settings.quota > 0 {
+            self.limited.insert(id);
+        }
     }
 
     pub(crate) fn remove(&mut self, id: VolumeId) {
         let Some(volume) = self.by_id.remove(&id) else { return };
+        self.version += 1;
+        self.recount(id);
         let identity = &volume.identity;
         if self.by_name.get(&identity.name) == Some(&id) {
             self.by_name.remove(&identity.name);
         }
-        if let Some(count) = self.families.get_mut(&identity.lineage) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(family) = self.families.get_mut(&identity.lineage) {
+            family.remove(&id);
+            if family.is_empty() {
                 self.families.remove(&identity.lineage);
             }
         }
@@ -45,7 +125,34 @@ impl Volumes {
 
     /// How many volumes and snapshots there are of a lineage.
     pub(crate) fn family(&self, lineage: VolumeId) -> usize {
-        self.families.get(&lineage).copied().unwrap_or(0)
+        self.families.get(&lineage).map_or(0, BTreeSet::len)
+    }
+
+    /// The volumes and snapshots of a lineage, by id.
+    pub(crate) fn relatives(&self, lineage: VolumeId) -> impl Iterator<Item = &Arc<Volume>> {
+        let family = self.families.get(&lineage).into_iter().flatten();
+        family.filter_map(|id| self.by_id.get(id))
+    }
+
+    pub(crate) fn sums(&self) -> Sums {
+        let bytes = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);
+        Sums {
+            count: self.by_id.len(),
+            snapshots: self.totals.snapshots,
+            size: bytes(self.totals.size),
+            promised: bytes(self.totals.promised),
+            set_aside: bytes(self.totals.set_aside),
+        }
+    }
+
+    /// Volumes with a quota.
+    pub(crate) fn limited(&self) -> impl Iterator<Item = &Arc<Volume>> {
+        self.limited.iter().filter_map(|id| self.by_id.get(id))
+    }
+
+    /// A number that rises when a volume is added or removed.
+    pub(crate) const fn version(&self) -> u64 {
+        self.version
     }
 }
 
@@ -61,7 +168,8 @@ impl Deref for Volumes {
 mod tests {
     use super::*;
     use crate::directory::Directory;
-    use crate::format::catalogue::VolumeKind;
+    use crate::geometry::Geometry;
+    use crate::space::VolumeSettings;
     use crate::units::{Lsn, WallTime};
     use crate::volume::Identity;
 
@@ -101,5 +209,28 @@ mod tests {
         assert_eq!(found(&all, "a"), Some(4));
         all.remove(VolumeId(2));
         assert_eq!(all.family(VolumeId(1)), 0);
+    }
+
+    #[test]
+    fn sums_follow_each_change() {
+        let mut all = Volumes::default();
+        let geometry = Geometry::new(64 << 10).unwrap();
+        let sums = |all: &Volumes| {
+            let Sums { count, size, promised, set_aside, .. } = all.sums();
+            (count, size, promised, set_aside, all.limited().count())
+        };
+        all.insert(volume(1, 1, "a"));
+        all.insert(volume(2, 2, "b"));
+        assert_eq!((sums(&all), all.version()), ((2, 8192, 8192, 0, 0), 2));
+        let settings =
+            VolumeSettings { reservation: 4096, quota: 1 << 20, ..VolumeSettings::default() };
+        all[&VolumeId(2)].set(settings, geometry);
+        all[&VolumeId(2)].size.store(16384, Ordering::Release);
+        all.recount(VolumeId(2));
+        assert_eq!((sums(&all), all.version()), ((2, 20480, 20480, 4096, 1), 2));
+        all.remove(VolumeId(2));
+        assert_eq!(sums(&all), (1, 4096, 4096, 0, 0));
+        all.remove(VolumeId(1));
+        assert_eq!((sums(&all), all.version()), ((0, 0, 0, 0, 0), 4));
     }
 }

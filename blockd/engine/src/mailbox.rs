@@ -2,9 +2,9 @@
 //! has ended, so that a caller that waits for an answer sees the end of the thread.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 
 /// A message that was not delivered.
 #[derive(Debug)]
@@ -23,22 +23,28 @@ pub struct Mailbox<T> {
     /// keeps messages for as long as it has a sender.
     rest: Receiver<T>,
     ended: Arc<AtomicBool>,
+    /// Messages that wait or are being sent. The channel itself has no limit, so that it takes
+    /// memory for those alone.
+    count: Arc<AtomicUsize>,
+    room: usize,
 }
 
 impl<T> Clone for Mailbox<T> {
     fn clone(&self) -> Self {
-        let ended = Arc::clone(&self.ended);
-        Self { send: self.send.clone(), rest: self.rest.clone(), ended }
+        let (ended, count) = (Arc::clone(&self.ended), Arc::clone(&self.count));
+        Self { send: self.send.clone(), rest: self.rest.clone(), ended, count, room: self.room }
     }
 }
 
 impl<T> Mailbox<T> {
     /// Leaves a message. The thread has to be woken to look at it.
     pub fn send(&self, message: T) -> Result<(), Undelivered<T>> {
-        match self.send.try_send(message) {
-            Ok(()) => {}
-            Err(TrySendError::Full(message)) => return Err(Undelivered::Full(message)),
-            Err(TrySendError::Disconnected(_)) => return Err(Undelivered::Gone),
+        if self.count.fetch_add(1, Ordering::AcqRel) >= self.room {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+            return Err(Undelivered::Full(message));
+        }
+        if self.send.send(message).is_err() {
+            return Err(Undelivered::Gone);
         }
         // Pairs with the fence in the inbox's drop: either that finds the message, or this sees
         // that it has looked.
@@ -56,13 +62,16 @@ impl<T> Mailbox<T> {
 pub struct Inbox<T> {
     receive: Receiver<T>,
     ended: Arc<AtomicBool>,
+    count: Arc<AtomicUsize>,
 }
 
 impl<T> Inbox<T> {
     /// The next message, if there is one.
     #[must_use]
     pub fn take(&self) -> Option<T> {
-        self.receive.try_recv().ok()
+        let message = self.receive.try_recv().ok()?;
+        self.count.fetch_sub(1, Ordering::AcqRel);
+        Some(message)
     }
 }
 
@@ -77,10 +86,11 @@ impl<T> Drop for Inbox<T> {
 /// A mailbox with room for this many messages, and its inbox.
 #[must_use]
 pub fn mailbox<T>(room: usize) -> (Mailbox<T>, Inbox<T>) {
-    let (send, receive) = bounded(room);
-    let ended = Arc::new(AtomicBool::new(false));
-    let rest = receive.clone();
-    (Mailbox { send, rest, ended: Arc::clone(&ended) }, Inbox { receive, ended })
+    let (send, receive) = unbounded();
+    let (ended, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let inbox =
+        Inbox { receive: receive.clone(), ended: Arc::clone(&ended), count: Arc::clone(&count) };
+    (Mailbox { send, rest: receive, ended, count, room }, inbox)
 }
 
 #[cfg(test)]
@@ -95,7 +105,10 @@ mod tests {
         mail.send(1).unwrap();
         mail.clone().send(2).unwrap();
         assert!(matches!(mail.send(3), Err(Undelivered::Full(3))));
-        assert_eq!((inbox.take(), inbox.take(), inbox.take()), (Some(1), Some(2), None));
+        assert_eq!(inbox.take(), Some(1));
+        mail.send(3).unwrap();
+        assert!(matches!(mail.send(4), Err(Undelivered::Full(4))));
+        assert_eq!((inbox.take(), inbox.take(), inbox.take()), (Some(2), Some(3), None));
     }
 
     #[test]

@@ -43,6 +43,14 @@ impl DataPath for Serving {
         self.0.connections()
     }
 
+    fn connections_of(&self, pool: [u8; 16], volume: VolumeId) -> usize {
+        self.0.connections_of(pool, volume)
+    }
+
+    fn each_volume(&self, see: &mut dyn FnMut(&VolumeStats)) {
+        self.0.each_volume(see);
+    }
+
     fn volume_stats(&self) -> Vec<Arc<VolumeStats>> {
         self.0.stats()
     }

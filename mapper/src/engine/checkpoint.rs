@@ -9,14 +9,17 @@ mod write;
 use super::Engine;
 use super::queue::Purpose;
 use super::tree::PageTree;
+use super::trees::Trees;
 use crate::directory::Directory;
 use crate::format::PageRef;
 use crate::format::superblock::Superblock;
 use crate::geometry::MAX_DEVICES;
 use crate::io::IoOp;
 use crate::mutation::{Mutation, active};
+use crate::pool::Pool;
 use crate::sync::Ordering;
 use crate::units::{DeviceIndex, LeafId, Lsn, PageAddress, SlotIndex, VolumeId};
+use crate::volumes::Volumes;
 
 use write::Batch;
 
@@ -54,6 +57,8 @@ pub(crate) struct Checkpoint {
     tail_sum: u64,
     pending: Vec<Pending>,
     next: usize,
+    /// Volumes with dirty slots, while a cut looks at them.
+    changed: Vec<VolumeId>,
     trees: Vec<VolumeId>,
     tree_at: usize,
     cursor: (usize, usize),
@@ -92,6 +97,21 @@ impl Checkpoint {
 
     pub(crate) fn request(&mut self) {
         self.wanted = true;
+    }
+
+    /// Notes the changes of all volumes that have any, and which trees they are in. The gate is
+    /// closed.
+    fn note_changes(&mut self, pool: &Pool, volumes: &Volumes, trees: &mut Trees) {
+        // The pool's list keeps its memory, so that workers do not have to ask for any.
+        self.changed.append(&mut pool.changed.lock());
+        self.changed.sort_unstable();
+        for id in self.changed.drain(..) {
+            let (Some(volume), Some(tree)) = (volumes.get(&id), trees.change(id)) else { continue };
+            volume.changed.store(false, Ordering::Release);
+            let note = Note { pool, volume: id, lineage: volume.identity.lineage };
+            note.dirty_slots(&volume.directory.load(), tree, &mut self.pending);
+        }
+        self.trees.extend(trees.take_changed());
     }
 }
 
@@ -148,12 +168,7 @@ impl Engine {
         let volumes = pool.volumes.read();
         let gate = pool.gate.close();
         self.checkpoint.lsn = gate.last_assigned();
-        for volume in volumes.values() {
-            let Some(tree) = self.trees.get_mut(volume.identity.id) else { continue };
-            let lineage = volume.identity.lineage;
-            let note = Note { pool: &pool, volume: volume.identity.id, lineage };
-            note.dirty_slots(&volume.directory.load(), tree, &mut self.checkpoint.pending);
-        }
+        self.checkpoint.note_changes(&pool, &volumes, &mut self.trees);
         // No page that this checkpoint needs is promised: the limits are updated once the number of
         // remaining pages is known. Writes in flight that found their slot dirty have no promise,
         // and it is clean now.
@@ -174,7 +189,6 @@ impl Engine {
         drop(volumes);
         let checkpoint = &mut self.checkpoint;
         checkpoint.dead.append(&mut self.releases.dead_pages);
-        checkpoint.trees.extend(self.trees.ids());
         checkpoint.phase = Phase::Leaves;
         checkpoint.closes = closes;
         checkpoint.wanted = false;
@@ -228,7 +242,7 @@ impl Engine {
             wal_tail_hash: self.checkpoint.tail_sum,
             catalogue_root: self.catalogue.tree.root(),
             catalogue_levels: u8::try_from(self.catalogue.tree.level_count()).unwrap_or(u8::MAX),
-            catalogue_records: u32::try_from(self.catalogue.places.len()).unwrap_or(u32::MAX),
+            catalogue_records: u32::try_from(self.catalogue.place_count()).unwrap_or(u32::MAX),
             next_volume_id: self.controls.next_volume_id,
             ..self.controls.next_superblock(&self.superblock)
         };
@@ -259,7 +273,7 @@ impl Engine {
 
 /// Notes the dirty slots of one volume at a cut.
 struct Note<'a> {
-    pool: &'a crate::pool::Pool,
+    pool: &'a Pool,
     volume: VolumeId,
     lineage: VolumeId,
 }
@@ -298,5 +312,44 @@ impl Note<'_> {
         meta.capture_pending.store(true, Ordering::Relaxed);
         let stripe = crate::stripe::stripe_index(self.lineage, slot);
         out.push(Pending { volume: self.volume, slot, leaf, stripe });
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::super::testing;
+    use super::super::trees::VolumeTree;
+    use super::*;
+
+    /// With each detach comes a checkpoint.
+    #[test]
+    fn a_cut_looks_at_no_volume_without_changes() {
+        let pool = testing::pool();
+        let (mut trees, mut checkpoint) = (Trees::default(), Checkpoint::default());
+        for id in 1..=100 {
+            pool.volumes.write().insert(testing::volume(id, &format!("v{id}")));
+            let tree = VolumeTree { tree: PageTree::new(id, 1, 1), place: 0 };
+            trees.insert(VolumeId(id), tree);
+        }
+        let mut cut = |checkpoint: &mut Checkpoint| {
+            checkpoint.note_changes(&pool, &pool.volumes.read(), &mut trees);
+            std::mem::take(&mut checkpoint.trees)
+        };
+        assert_eq!(cut(&mut checkpoint), []);
+        let change = |id| {
+            let volume = pool.volume(VolumeId(id)).unwrap();
+            let is_new = volume.directory.load().mark_dirty(SlotIndex(0));
+            if is_new {
+                pool.note_dirty(&volume);
+            }
+        };
+        [70, 7, 70].into_iter().for_each(&change);
+        assert_eq!(cut(&mut checkpoint), [VolumeId(7), VolumeId(70)]);
+        assert_eq!(cut(&mut checkpoint), []);
+        // The next change after a cut is for the next one; a volume that is gone has none.
+        [7, 8].into_iter().for_each(&change);
+        pool.volumes.write().remove(VolumeId(8));
+        assert_eq!(cut(&mut checkpoint), [VolumeId(7)]);
     }
 }

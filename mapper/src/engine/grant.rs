@@ -148,7 +148,7 @@ impl Engine {
         granted
     }
 
-    fn grant(&self, volume: &Volume, most: u64) -> u64 {
+    fn grant(&mut self, volume: &Volume, most: u64) -> u64 {
         if most == 0 {
             return 0;
         }
@@ -163,7 +163,9 @@ impl Engine {
         let granted = reserve.total() - before;
         if granted > 0 {
             // Under the lock: a thread that sees the extents sees that they were granted.
-            volume.grants.fetch_add(1, Ordering::AcqRel);
+            if volume.grants.fetch_add(1, Ordering::AcqRel) == 0 {
+                self.space.note_holder(volume.identity.id);
+            }
             self.pool.grants.fetch_add(1, Ordering::Relaxed);
         }
         granted

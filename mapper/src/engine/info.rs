@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::format::catalogue::VolumeKind;
 use crate::format::name::VolumeName;
 use crate::leaf::LEAF_ENTRIES;
 use crate::pool::{Pool, Space};
 use crate::sync::Ordering;
 use crate::units::{Epoch, LeafId, PhysicalExtent, VolumeId};
 use crate::volume::{Volume, VolumeSummary};
+use crate::volumes::Sums;
 
 use super::Engine;
 
@@ -43,6 +43,15 @@ impl Pool {
         Some(found.summary(self.geometry))
     }
 
+    /// Whether there is a volume or snapshot of that name, quickest if it has this id.
+    #[must_use]
+    pub fn has(&self, id: VolumeId, name: &str) -> bool {
+        let volumes = self.volumes.read();
+        let has_name = |one: &Arc<Volume>| one.identity.name.as_str() == name;
+        volumes.get(&id).is_some_and(has_name)
+            || VolumeName::new(name).is_ok_and(|name| volumes.named(&name).is_some())
+    }
+
     /// The name of a volume or snapshot.
     #[must_use]
     pub fn name_of(&self, id: VolumeId) -> Option<String> {
@@ -56,42 +65,43 @@ impl Pool {
         self.volumes.read().family(lineage) > 1
     }
 
-    /// Bytes that all volumes have together, snapshots not counted: what is promised to clients.
+    /// A volume and all its relatives, by id, without counting anything; none if it is gone.
     #[must_use]
-    pub fn promised(&self) -> u64 {
-        let volumes = self.volumes.read();
-        let sizes = volumes.values().filter(|one| one.identity.kind == VolumeKind::Volume);
-        let size = |one: &Arc<Volume>| one.size.load(Ordering::Acquire);
-        sizes.map(size).fold(0, u64::saturating_add)
+    pub fn family_of(&self, id: VolumeId) -> Vec<VolumeSummary> {
+        let family: Vec<_> = {
+            let volumes = self.volumes.read();
+            let Some(volume) = volumes.get(&id) else { return Vec::new() };
+            volumes.relatives(volume.identity.lineage).cloned().collect()
+        };
+        family.iter().map(|volume| volume.summary(self.geometry)).collect()
     }
 
-    /// Sums over all volumes and snapshots. Takes far less time than their summaries.
+    /// Sums over all volumes and snapshots, which are kept.
     #[must_use]
     pub fn sums(&self) -> Sums {
-        let mut sums = Sums::default();
-        for volume in self.volumes.read().values() {
-            let size = volume.size.load(Ordering::Acquire);
-            sums.count += 1;
-            sums.snapshots += usize::from(volume.identity.kind == VolumeKind::Snapshot);
-            sums.size = sums.size.saturating_add(size);
-            let set_aside = volume.settings.lock().set_aside(size);
-            sums.set_aside = sums.set_aside.saturating_add(set_aside);
-        }
-        sums
+        self.volumes.read().sums()
     }
-}
 
-/// Sums over the volumes and snapshots of a pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Sums {
-    /// How many there are.
-    pub count: usize,
-    /// How many of these are snapshots.
-    pub snapshots: usize,
-    /// Bytes that they have together.
-    pub size: u64,
-    /// Bytes that are set aside for them, those that they have included.
-    pub set_aside: u64,
+    /// The volumes and snapshots with these ids, as far as there are such, and all that have a
+    /// quota, without counting anything.
+    #[must_use]
+    pub fn summaries_of(&self, ids: &[VolumeId]) -> Vec<VolumeSummary> {
+        let mut found: BTreeMap<VolumeId, Arc<Volume>> = BTreeMap::new();
+        {
+            let volumes = self.volumes.read();
+            let named = ids.iter().filter_map(|id| volumes.get(id));
+            found.extend(
+                named.chain(volumes.limited()).map(|one| (one.identity.id, Arc::clone(one))),
+            );
+        }
+        found.values().map(|volume| volume.summary(self.geometry)).collect()
+    }
+
+    /// A number that rises when a volume or snapshot is added or removed.
+    #[must_use]
+    pub fn volumes_version(&self) -> u64 {
+        self.volumes.read().version()
+    }
 }
 
 impl Engine {
@@ -104,7 +114,8 @@ impl Engine {
             (space.total_count(), space.free_count())
         };
         // This thread alone makes and deletes volumes: no other one waits for the lock.
-        let reserved: u64 = self.pool.volumes.read().values().map(|v| v.reserved()).sum();
+        let reserved: u64 =
+            self.space.holders(&self.pool.volumes.read()).map(|volume| volume.reserved()).sum();
         let supers = 2 * self.superblock.devices.as_slice().len() as u64;
         let wal = u64::from(self.superblock.wal_extents);
         let metadata = supers + wal + self.pages.extent_count();
@@ -292,42 +303,12 @@ fn held_extents(volume: &Volume) -> Vec<PhysicalExtent> {
 mod tests {
     use std::time::Duration;
 
+    use super::super::testing;
     use super::*;
-    use crate::arena::Arena;
-    use crate::directory::Directory;
-    use crate::format::VolumeName;
-    use crate::format::catalogue::VolumeKind;
-    use crate::geometry::{Geometry, MAX_DEVICES};
-    use crate::pool::{PoolParts, Tuning};
-    use crate::ring::{DeltaRing, VecRingMemory};
-    use crate::units::{Lsn, VolumeId, WallTime};
-    use crate::volume::Identity;
 
     #[test]
     fn listing_volumes_does_not_wait_for_their_accounting() {
-        let memory = Arc::new(VecRingMemory::new(1, 16));
-        let pool = Arc::new(Pool::assemble(PoolParts {
-            pool_id: [1; 16],
-            geometry: Geometry::new(64 << 10).unwrap(),
-            tuning: Tuning { workers: 1, ..Tuning::default() },
-            handles: [0; MAX_DEVICES],
-            arena: Arena::new(1),
-            ring: DeltaRing::format(memory, &[1; 16], &[2; 16], 1, 16).unwrap(),
-            next_lsn: Lsn(1),
-            read_only: false,
-        }));
-        let id = VolumeId(1);
-        let identity = Identity {
-            id,
-            lineage: id,
-            origin: VolumeId(0),
-            kind: VolumeKind::Volume,
-            block_size: 512,
-            created: Lsn(1),
-            made: WallTime::default(),
-            name: VolumeName::new("a").unwrap(),
-        };
-        let volume = Arc::new(Volume::new(identity, 4096, Directory::new(1).unwrap()));
+        let (pool, volume) = (testing::pool(), testing::volume(1, "a"));
         pool.volumes.write().insert(Arc::clone(&volume));
         let held = volume.reserve.lock();
         let counting = std::thread::spawn({

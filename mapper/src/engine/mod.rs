@@ -4,6 +4,7 @@
 //! [`Engine::complete`] takes each one back. It never waits and never asks the time.
 
 mod account;
+pub(crate) mod catalogue;
 mod checkpoint;
 mod commit;
 mod control;
@@ -19,6 +20,8 @@ pub(crate) mod release;
 mod space;
 pub(crate) mod structure;
 mod superblocks;
+#[cfg(all(test, not(loom)))]
+mod testing;
 pub(crate) mod tree;
 pub(crate) mod trees;
 mod usage;
@@ -28,25 +31,26 @@ use std::sync::Arc;
 pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
 pub use grow::GROWTH_ALLOWED;
-pub use info::{Sums, fixed_extents};
+pub use info::fixed_extents;
 pub use keep::{Kept, Shortage};
 pub use release::Releasing;
 pub use usage::{Use, UsedExtent};
 
 pub use crate::diff::{DiffPart, DiffRange, DiffRequest, RangeState};
 pub use crate::volume::VolumeSummary;
+pub use crate::volumes::Sums;
 
 use crate::change::Spares;
 use crate::error::MapperError;
-use crate::format::catalogue::RECORDS_PER_PAGE;
 use crate::format::superblock::Superblock;
 use crate::format::wal::WalBlockBuilder;
 use crate::io::{IoBuffer, IoCommand, IoError};
 use crate::mutation::{Mutation, active};
 use crate::pool::Pool;
 use crate::sync::Ordering;
-use crate::units::{Lsn, PhysicalExtent, VolumeId};
+use crate::units::{Lsn, PhysicalExtent};
 
+use catalogue::Catalogue;
 use checkpoint::Checkpoint;
 use commit::Commit;
 use control::Controls;
@@ -55,7 +59,6 @@ use queue::{CommandQueue, Purpose};
 use release::Releases;
 use space::SpacePolicy;
 use superblocks::SuperWriter;
-use tree::PageTree;
 use trees::Trees;
 
 /// The log's place and how far it is written.
@@ -79,22 +82,6 @@ impl Wal {
     /// Blocks that may be written before a checkpoint frees some.
     pub(crate) const fn free(&self) -> u64 {
         self.blocks - self.used()
-    }
-}
-
-/// The list of volumes as the catalogue holds it.
-#[derive(Debug)]
-pub(crate) struct Catalogue {
-    pub(crate) tree: PageTree,
-    /// Volumes by place in the catalogue.
-    pub(crate) places: Vec<Option<VolumeId>>,
-    /// Pages, of 15 places, whose records have changed.
-    pub(crate) dirty: Vec<bool>,
-}
-
-impl Catalogue {
-    pub(crate) fn page_count(&self) -> u64 {
-        (self.places.len() as u64).div_ceil(RECORDS_PER_PAGE)
     }
 }
 
@@ -181,6 +168,7 @@ impl Engine {
         }
         let pool = Arc::clone(&engine.pool);
         engine.space.note_all_reserving(&pool.volumes.read());
+        engine.space.expect_holders(engine.trees.len());
         // No page extents are taken here: until the log is replayed the free map is too free.
         Ok(engine)
     }

@@ -80,6 +80,9 @@ pub(crate) struct SpacePolicy {
     pub(super) asking: Vec<Arc<Volume>>,
     /// Volumes that space is set aside or kept for, and some that had such.
     reserving: BTreeSet<VolumeId>,
+    /// Volumes that extents were ever granted to: no others can have any left of them. It has room
+    /// for all volumes, so that a grant allocates nothing.
+    holders: Vec<VolumeId>,
 }
 
 impl SpacePolicy {
@@ -100,7 +103,32 @@ impl SpacePolicy {
             waiting: Vec::with_capacity(64),
             asking: Vec::with_capacity(64),
             reserving: BTreeSet::new(),
+            holders: Vec::new(),
         }
+    }
+
+    /// Makes room for the grants of this many volumes.
+    pub(super) fn expect_holders(&mut self, volumes: usize) {
+        self.holders.reserve(volumes.saturating_sub(self.holders.len()));
+    }
+
+    /// Notes the first grant to a volume.
+    pub(super) fn note_holder(&mut self, id: VolumeId) {
+        self.holders.push(id);
+    }
+
+    pub(super) fn forget_holder(&mut self, id: VolumeId) {
+        if let Some(at) = self.holders.iter().position(|one| *one == id) {
+            self.holders.swap_remove(at);
+        }
+    }
+
+    /// Volumes that may have extents that they have not used.
+    pub(super) fn holders<'a>(
+        &'a self,
+        volumes: &'a Volumes,
+    ) -> impl Iterator<Item = &'a Arc<Volume>> {
+        self.holders.iter().filter_map(|id| volumes.get(id))
     }
 
     /// Notes all volumes that space is set aside for, when the pool is opened.
@@ -199,9 +227,11 @@ impl Engine {
         }
         volume.set(settings, self.pool.geometry);
         let pool = Arc::clone(&self.pool);
+        pool.volumes.write().recount(id);
         self.space.note_reserving(&pool.volumes.read(), id);
         if let Err(error) = self.check_set_aside(None) {
             volume.set(before, self.pool.geometry);
+            pool.volumes.write().recount(id);
             return Err(error);
         }
         self.controls.has_settings = true;
@@ -235,7 +265,7 @@ impl Engine {
         if needed == 0 {
             return Ok(());
         }
-        let spare: u64 = volumes.values().map(|volume| volume.spare()).sum();
+        let spare: u64 = self.space.holders(&volumes).map(|volume| volume.spare()).sum();
         let free = pool.free_space.lock().free_count() + spare;
         if needed > free {
             let extent = pool.geometry.extent_size();

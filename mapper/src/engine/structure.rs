@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::change::Site;
 use crate::directory::Directory;
 use crate::error::MapperError;
-use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeKind};
+use crate::format::catalogue::VolumeKind;
 use crate::format::record::Change;
 use crate::format::{PageRef, VolumeName};
 use crate::leaf::LEAF_ENTRIES;
@@ -92,50 +92,36 @@ impl Engine {
             return Err(MapperError::Limit { what: "volumes", limit: MAX_VOLUMES as u64 });
         }
         let tree = self.new_tree(id, volume.size.load(Ordering::Relaxed));
-        let free = self.catalogue.places.iter().position(Option::is_none);
-        let place = free.unwrap_or(self.catalogue.places.len());
-        self.place_volume(place, id);
+        let place = self.catalogue.add(id, &mut self.releases.dead_pages);
         self.trees.insert(id, VolumeTree { tree, place });
         self.controls.next_volume_id = self.controls.next_volume_id.max(id.0.saturating_add(1));
         self.controls.lineages.insert(id, volume.identity.lineage);
         self.pool.volumes.write().insert(Arc::new(volume));
-        self.mark_record(id);
+        self.space.expect_holders(self.trees.len());
         Ok(())
-    }
-
-    fn place_volume(&mut self, place: usize, id: VolumeId) {
-        if place == self.catalogue.places.len() {
-            self.catalogue.places.push(None);
-        }
-        self.catalogue.places[place] = Some(id);
-        let pages = self.catalogue.page_count();
-        if pages > self.catalogue.dirty.len() as u64 {
-            self.catalogue.dirty.push(true);
-            let old = std::mem::replace(&mut self.catalogue.tree, PageTree::new(0, 1, 0));
-            self.catalogue.tree = old.resized(pages, 0, &mut self.releases.dead_pages);
-        }
     }
 
     /// The volume's record has changed.
     pub(super) fn mark_record(&mut self, id: VolumeId) {
-        let per_page = usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
         if let Some(tree) = self.trees.get(id) {
-            self.catalogue.dirty[tree.place / per_page] = true;
+            self.catalogue.mark(tree.place);
         }
     }
 
     fn delete_volume(&mut self, id: VolumeId, lsn: Lsn) -> Result<(), MapperError> {
         let volume = self.pool.volume(id)?;
-        self.mark_record(id);
         volume.state.store(DELETED, Ordering::SeqCst);
         self.pool.volumes.write().remove(id);
         volume.keep_less(u64::MAX);
         self.take_back_reserve(&volume);
+        if volume.grants.load(Ordering::Acquire) > 0 {
+            self.space.forget_holder(id);
+        }
         let directory = volume.directory.load_full();
         self.release_all(&volume, directory, lsn);
         if let Some(tree) = self.trees.remove(id) {
             self.releases.dead_pages.extend(tree.tree.addresses());
-            self.catalogue.places[tree.place] = None;
+            self.catalogue.remove(tree.place);
         }
         Ok(())
     }
@@ -193,7 +179,7 @@ impl Engine {
     /// this volume too.
     fn refer_to_leaves(&mut self, id: VolumeId) -> Result<(), MapperError> {
         let volume = self.pool.volume(id)?;
-        let Some(tree) = self.trees.get_mut(id) else { return Ok(()) };
+        let Some(tree) = self.trees.change(id) else { return Ok(()) };
         let directory = volume.directory.load();
         for (slot, leaf) in directory.iter() {
             let meta = self.pool.arena.meta(leaf);
@@ -202,7 +188,7 @@ impl Engine {
                 let sum = meta.page_sum.load(Ordering::Relaxed);
                 tree.set(u64::from(slot.0), PageRef { address, sum });
             } else if directory.mark_dirty(slot) {
-                self.pool.pages.0.dirty.fetch_add(1, Ordering::Relaxed);
+                self.pool.note_dirty(&volume);
             }
         }
         self.new_tree_pages += tree.present_pages();
@@ -252,6 +238,7 @@ impl Engine {
         volume.shape.fetch_add(1, Ordering::SeqCst);
         volume.follow_size(self.pool.geometry);
         let id = volume.identity.id;
+        self.pool.volumes.write().recount(id);
         if changed {
             let dead = &mut self.releases.dead_pages;
             let new = self.trees.replace(id, |old| old.resized(slots, 1, dead));

@@ -1,7 +1,7 @@
 //! The index trees of all volumes, with the sums over them that each poll of the engine needs: a
 //! pool may have thousands of volumes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::format::MAX_LEVELS;
 use crate::units::VolumeId;
@@ -23,6 +23,8 @@ pub(crate) struct Trees {
     most_pages: u64,
     /// How many trees have each number of levels.
     by_levels: [usize; MAX_LEVELS as usize + 1],
+    /// Trees that a checkpoint has to write, some perhaps without a change.
+    changed: BTreeSet<VolumeId>,
 }
 
 impl Trees {
@@ -35,6 +37,7 @@ impl Trees {
     pub(crate) fn remove(&mut self, id: VolumeId) -> Option<VolumeTree> {
         let tree = self.by_volume.remove(&id)?;
         self.count(&tree.tree, false);
+        self.changed.remove(&id);
         Some(tree)
     }
 
@@ -42,7 +45,15 @@ impl Trees {
         self.by_volume.get(&id)
     }
 
-    /// A volume's tree, whose references may be changed, but not its size.
+    /// A volume's tree, whose references may be changed, but not its size. The next checkpoint
+    /// writes the changes.
+    pub(crate) fn change(&mut self, id: VolumeId) -> Option<&mut PageTree> {
+        let tree = self.by_volume.get_mut(&id)?;
+        self.changed.insert(id);
+        Some(&mut tree.tree)
+    }
+
+    /// The same, for changes that a running checkpoint writes, or that are on the media already.
     pub(crate) fn get_mut(&mut self, id: VolumeId) -> Option<&mut PageTree> {
         self.by_volume.get_mut(&id).map(|one| &mut one.tree)
     }
@@ -55,6 +66,7 @@ impl Trees {
     ) -> Option<&PageTree> {
         let VolumeTree { tree, place } = self.remove(id)?;
         self.insert(id, VolumeTree { tree: make(tree), place });
+        self.changed.insert(id);
         self.get(id).map(|one| &one.tree)
     }
 
@@ -62,8 +74,9 @@ impl Trees {
         self.by_volume.len()
     }
 
-    pub(crate) fn ids(&self) -> impl Iterator<Item = VolumeId> {
-        self.by_volume.keys().copied()
+    /// Takes the volumes whose trees have changed since the last time, by id.
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<VolumeId> {
+        std::mem::take(&mut self.changed)
     }
 
     /// Slots of all volumes.
@@ -111,9 +124,14 @@ mod tests {
         assert_eq!(sums(&all), (1010, 6, 2, 2));
         all.insert(VolumeId(1), tree(20));
         assert_eq!(sums(&all), (1020, 6, 2, 2));
+        assert!(all.take_changed().is_empty(), "a new tree has no pages");
         all.replace(VolumeId(2), |old| old.resized(252, 1, &mut Vec::new()));
         assert_eq!(sums(&all), (272, 2, 1, 2));
+        assert!(all.get_mut(VolumeId(1)).is_some() && all.change(VolumeId(1)).is_some());
+        assert_eq!(all.take_changed(), BTreeSet::from([1, 2].map(VolumeId)));
+        assert!(all.change(VolumeId(1)).is_some() && all.change(VolumeId(9)).is_none());
         assert!(all.remove(VolumeId(1)).is_some() && all.remove(VolumeId(1)).is_none());
         assert_eq!(sums(&all), (252, 1, 1, 1));
+        assert!(all.take_changed().is_empty(), "it is gone");
     }
 }

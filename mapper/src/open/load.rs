@@ -16,7 +16,7 @@ use crate::sync::Ordering;
 use crate::units::{LeafId, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::{Identity, Volume};
 
-use crate::engine::Catalogue;
+use crate::engine::catalogue::Catalogue;
 use crate::engine::info::fixed_extents;
 use crate::engine::pages::PageSpace;
 use crate::engine::tree::PageTree;
@@ -75,14 +75,11 @@ pub(super) struct Loader {
 impl Loader {
     pub(super) fn new(pool: &Pool, superblock: &Superblock) -> Result<Self, MapperError> {
         let records = u64::from(superblock.catalogue_records);
-        let catalogue_pages = records.div_ceil(RECORDS_PER_PAGE);
-        let tree = PageTree::new(0, catalogue_pages, 0);
         if records > crate::engine::structure::MAX_VOLUMES as u64 {
             let limit = crate::engine::structure::MAX_VOLUMES as u64;
             return Err(MapperError::Limit { what: "records of the catalogue", limit });
         }
         let count = usize::try_from(records).unwrap_or(0);
-        let dirty = vec![false; usize::try_from(catalogue_pages).unwrap_or(0)];
         let mut pages = PageSpace::new(pool.geometry);
         let first = superblock.reserve_start.0;
         let reserve = (first..first + u64::from(superblock.reserve_extents)).map(PhysicalExtent);
@@ -97,7 +94,7 @@ impl Loader {
             seen: BTreeSet::new(),
             leaves: HashMap::new(),
             records: BTreeMap::new(),
-            catalogue: Catalogue { tree, places: vec![None; count], dirty },
+            catalogue: Catalogue::new(count),
             trees: Trees::default(),
             pages,
             superblock: superblock.clone(),
@@ -230,10 +227,9 @@ impl Loader {
     fn volume(&mut self, pool: &Pool, at: u64, record: &VolumeRecord) -> Result<(), MapperError> {
         let place = usize::try_from(at).unwrap_or(usize::MAX);
         let bad = |what| Err(MapperError::Internal(what));
-        let Some(slot) = self.catalogue.places.get_mut(place) else {
+        if !self.catalogue.install(place, record.id) {
             return bad("the catalogue has more records than the superblock says");
-        };
-        *slot = Some(record.id);
+        }
         if record.id.0 >= self.superblock.next_volume_id || self.trees.get(record.id).is_some() {
             return bad("the catalogue names a volume twice, or one that was never made");
         }

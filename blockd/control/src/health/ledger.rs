@@ -171,6 +171,16 @@ impl Ledger {
         self.states.get(subject)
     }
 
+    /// The volumes of a pool with causes that have not ended yet, and an empty name if the pool
+    /// itself has such: these have to be looked at again.
+    pub fn unsettled(&self, pool: &str) -> impl Iterator<Item = &str> {
+        let first = Subject { pool: pool.to_owned(), volume: String::new() };
+        let states = self.states.range(first..);
+        let mine = states.take_while(move |(subject, _)| subject.pool == *pool);
+        let open = mine.filter(|(_, state)| !state.causes.is_empty() || state.episode.is_some());
+        open.map(|(subject, _)| subject.volume.as_str())
+    }
+
     /// Takes what a look has found of one pool or volume, which is all that is wrong with it.
     pub fn look(
         &mut self,

@@ -2,7 +2,7 @@
 
 mod log;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -92,7 +92,21 @@ struct Shared {
     /// Changes are written one after the other.
     log: Mutex<Log>,
     present: RwLock<BTreeMap<Place, Arc<Attachment>>>,
+    /// Changed since the last look of the health checks.
+    changed: Mutex<Changed>,
 }
+
+/// Places of attachments that have changed.
+#[derive(Debug, Default)]
+struct Changed {
+    places: BTreeSet<Place>,
+    /// More than are kept.
+    too_many: bool,
+}
+
+/// Changed places that are kept: with more, all attachments are looked at instead, which takes some
+/// ten milliseconds where there are ten thousand.
+const MAX_CHANGED: usize = 4096;
 
 impl Attachments {
     /// Reads the attachments that the state directory remembers.
@@ -102,7 +116,8 @@ impl Attachments {
         for change in log.read()? {
             change.apply(&mut present);
         }
-        Ok(Self(Arc::new(Shared { log: Mutex::new(log), present: RwLock::new(present) })))
+        let (log, present) = (Mutex::new(log), RwLock::new(present));
+        Ok(Self(Arc::new(Shared { log, present, changed: Mutex::default() })))
     }
 
     pub(super) fn get(&self, pool: &str, volume: &str) -> Option<Arc<Attachment>> {
@@ -117,6 +132,25 @@ impl Attachments {
     /// All of them, by pool and volume.
     pub(super) fn list(&self) -> Vec<Arc<Attachment>> {
         self.0.present.read().values().map(Arc::clone).collect()
+    }
+
+    /// The attachments of one pool, by volume.
+    pub(super) fn of_pool(&self, pool: &str) -> Vec<Arc<Attachment>> {
+        let present = self.0.present.read();
+        let from = present.range((pool.to_owned(), String::new())..);
+        let mine = from.take_while(|(place, _)| place.0 == pool);
+        mine.map(|(_, attachment)| Arc::clone(attachment)).collect()
+    }
+
+    /// How many of them are block devices.
+    pub(super) fn device_count(&self) -> usize {
+        self.0.present.read().values().filter(|one| one.record.ublk.is_some()).count()
+    }
+
+    /// The places that have changed since the last call; `None` if these are too many.
+    pub(super) fn take_changed(&self) -> Option<BTreeSet<Place>> {
+        let Changed { places, too_many } = std::mem::take(&mut *self.0.changed.lock());
+        (!too_many).then_some(places)
     }
 
     /// Remembers one, or what has changed of it, then lets clients come.
@@ -163,6 +197,7 @@ impl Shared {
             changes.iter().for_each(|change| drop(change.clone().apply(&mut next)));
             next.into_values().map(|one| one.record.clone()).collect()
         })?;
+        let places: Vec<Place> = changes.iter().map(Change::place).collect();
         let mut present = self.present.write();
         for change in changes {
             let is_attached = matches!(change, Change::Attached(_));
@@ -173,11 +208,24 @@ impl Shared {
                 former.end();
             }
         }
+        drop(present);
+        let mut changed = self.changed.lock();
+        changed.places.extend(places);
+        if changed.places.len() > MAX_CHANGED {
+            *changed = Changed { places: BTreeSet::new(), too_many: true };
+        }
         Ok(())
     }
 }
 
 impl Change {
+    fn place(&self) -> Place {
+        match self {
+            Self::Attached(record) => (record.pool.clone(), record.volume.clone()),
+            Self::Detached(pool, volume) => (pool.clone(), volume.clone()),
+        }
+    }
+
     /// Returns the attachment that was there.
     fn apply(self, present: &mut BTreeMap<Place, Arc<Attachment>>) -> Option<Arc<Attachment>> {
         match self {

@@ -26,6 +26,12 @@ pub trait DataPath: Send + Sync + 'static {
     /// Clients that are connected now.
     fn connections(&self) -> Vec<ConnectionInfo>;
 
+    /// How many clients a volume has. Takes far less time than a list of all.
+    fn connections_of(&self, pool: [u8; 16], volume: VolumeId) -> usize;
+
+    /// Shows the counters of each worker and volume, one after the other, without a list of them.
+    fn each_volume(&self, see: &mut dyn FnMut(&VolumeStats));
+
     /// Counters of each worker and volume since the start.
     fn volume_stats(&self) -> Vec<Arc<VolumeStats>>;
 

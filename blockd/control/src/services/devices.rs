@@ -294,8 +294,7 @@ impl Control {
     /// Serves devices that could not be served before, if there are any.
     pub async fn recover_again(&self) -> Result<usize, Error> {
         let Some(devices) = self.ublk().map(Arc::clone) else { return Ok(0) };
-        let remembered =
-            self.0.attachments.list().iter().filter(|one| one.record.ublk.is_some()).count();
+        let remembered = self.0.attachments.device_count();
         if devices.served() >= remembered || !devices.driver_is_there() {
             return Ok(0);
         }

@@ -179,12 +179,9 @@ impl Exports for Control {
         let allocated = MetaContext { name: ALLOCATED.to_owned(), describes: Describes::Allocated };
         let mut contexts = vec![allocated];
         // By id, and so by age.
-        let volumes = target.pool.mapper().summaries();
-        let own = volumes.iter().find(|one| one.id == target.volume);
-        let Some(lineage) = own.map(|own| own.lineage) else { return contexts };
-        let related = volumes.iter().filter(|one| {
-            one.kind == VolumeKind::Snapshot && one.lineage == lineage && one.id != target.volume
-        });
+        let family = target.pool.mapper().family_of(target.volume);
+        let related =
+            family.iter().filter(|one| one.kind == VolumeKind::Snapshot && one.id != target.volume);
         contexts.extend(related.map(|one| MetaContext::changed_since(&one.name, one.id.0)));
         contexts
     }

@@ -124,14 +124,17 @@ impl Keeper {
 
     /// Says for how long writes have been waiting.
     fn look_who_waits(&mut self) {
-        let stats = self.finder.control.data_path().volume_stats();
-        let here = stats.iter().filter(|one| one.pool == self.finder.handle.name());
-        let blocked: Vec<_> = here.filter(|one| one.blocked.get() > 0).collect();
-        let longest = blocked.iter().map(|one| one.blocked_ns.get()).max().unwrap_or(0);
+        let (mut writes, mut longest) = (0, 0);
+        self.finder.control.data_path().each_volume(&mut |one| {
+            let blocked = one.blocked.get();
+            if blocked > 0 && one.pool == self.finder.handle.name() {
+                writes += blocked;
+                longest = one.blocked_ns.get().max(longest);
+            }
+        });
         let seconds = longest / 1_000_000_000;
         let reached = BLOCKED_SECONDS.iter().filter(|&&mark| seconds >= mark).count();
         if reached > self.notified_blocked {
-            let writes: u64 = blocked.iter().map(|one| one.blocked.get()).sum();
             let text = format!(
                 "{writes} writes wait for space in pool {}, the first for {seconds} s: it needs \
                  to grow, or something in it to be deleted or discarded",

@@ -147,9 +147,13 @@ impl Control {
         volumes: Vec<VolumeSummary>,
     ) -> Vec<v1::Volume> {
         let mut clients: BTreeMap<VolumeId, u32> = BTreeMap::new();
-        for one in self.0.data_path.connections() {
-            if one.pool == pool.id() {
-                *clients.entry(one.volume).or_default() += 1;
+        if let [one] = volumes.as_slice() {
+            clients.insert(one.id, count(self.connections_of(pool, one.id)));
+        } else {
+            for one in self.0.data_path.connections() {
+                if one.pool == pool.id() {
+                    *clients.entry(one.volume).or_default() += 1;
+                }
             }
         }
         let level = durability(of_devices(pool));
@@ -258,9 +262,12 @@ impl Control {
     ) -> Result<v1::Pool, Error> {
         let space = pool::space(handle).await.map_err(|error| pool_error(&name, error))?;
         let now = space.now;
-        let stats = self.data_path().volume_stats();
-        let here = stats.iter().filter(|one| one.pool == name);
-        let blocked_writes = here.map(|one| one.blocked.get()).sum();
+        let mut blocked_writes = 0_u64;
+        self.data_path().each_volume(&mut |one| {
+            if one.blocked.get() > 0 && one.pool == name {
+                blocked_writes = blocked_writes.saturating_add(one.blocked.get());
+            }
+        });
         let sums = handle.mapper().sums();
         let devices = handle.devices();
         let pmem: Vec<PmemInfo> = devices.iter().filter_map(|one| one.pmem.clone()).collect();

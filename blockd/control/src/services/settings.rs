@@ -37,7 +37,7 @@ impl Control {
     pub(super) fn check_promise(&self, pool: &PoolHandle, more: u64) -> Result<(), Error> {
         let known = self.known(pool.name())?;
         let total: u64 = pool.devices().iter().map(|device| device.size).sum();
-        let promised = pool.mapper().promised();
+        let promised = pool.mapper().sums().promised;
         let needed = promised.saturating_add(more);
         match known.config.space.overprovision_percent {
             Some(percent) => {

@@ -79,6 +79,15 @@ impl DataPath for FakeDataPath {
         self.connections.lock().clone()
     }
 
+    fn connections_of(&self, pool: [u8; 16], volume: VolumeId) -> usize {
+        let connections = self.connections.lock();
+        connections.iter().filter(|one| (one.pool, one.volume) == (pool, volume)).count()
+    }
+
+    fn each_volume(&self, see: &mut dyn FnMut(&VolumeStats)) {
+        self.volumes.lock().iter().for_each(|stats| see(stats));
+    }
+
     fn volume_stats(&self) -> Vec<Arc<VolumeStats>> {
         self.volumes.lock().clone()
     }

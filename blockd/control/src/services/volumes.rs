@@ -235,9 +235,8 @@ impl Control {
         Ok((detached, closed))
     }
 
-    fn connections_of(&self, pool: &PoolHandle, volume: VolumeId) -> usize {
-        let connections = self.0.data_path.connections();
-        connections.iter().filter(|one| one.pool == pool.id() && one.volume == volume).count()
+    pub(super) fn connections_of(&self, pool: &PoolHandle, volume: VolumeId) -> usize {
+        self.0.data_path.connections_of(pool.id(), volume)
     }
 
     /// One volume.

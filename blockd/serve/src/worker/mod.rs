@@ -255,6 +255,16 @@ impl Workers {
         all.collect()
     }
 
+    /// How many connections a volume has.
+    #[must_use]
+    pub fn connections_of(&self, pool: [u8; 16], volume: VolumeId) -> usize {
+        let of_thread = |thread: &Shared| {
+            let connections = thread.connections.lock();
+            connections.iter().filter(|(_, one)| (one.pool, one.volume) == (pool, volume)).count()
+        };
+        self.threads.iter().map(of_thread).sum()
+    }
+
     /// Takes no more requests, answers those in flight, for no longer than the limit, closes all
     /// connections and ends the threads.
     pub async fn drain(&self, limit: Duration) {
@@ -266,6 +276,13 @@ impl Workers {
         }
         for wait in waits {
             let _ = wait.await;
+        }
+    }
+
+    /// Shows the counters of each worker and volume.
+    pub fn each_volume(&self, see: &mut dyn FnMut(&VolumeStats)) {
+        for thread in self.threads.iter() {
+            thread.volumes.lock().iter().for_each(|stats| see(stats));
         }
     }
 

@@ -187,8 +187,7 @@ impl Engine {
                 );
                 if wrote || before != tree.root() {
                     let place = engine.trees.get(id)?.place;
-                    let at = place / usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
-                    engine.catalogue.dirty[at] = true;
+                    engine.catalogue.mark(place);
                 }
                 Some(wrote)
             });
@@ -205,7 +204,7 @@ impl Engine {
     }
 
     pub(super) fn write_catalogue(&mut self) -> bool {
-        while let Some(at) = self.catalogue.dirty.iter().position(|dirty| *dirty) {
+        while let Some(at) = self.catalogue.first_dirty() {
             let Some(address) = self.next_page() else { return false };
             let stamp = PageStamp { index: at as u64, ..self.stamp() };
             let sum = self.fill_page(|engine, page| {
@@ -217,7 +216,7 @@ impl Engine {
                 self.checkpoint.dead.push(old.address);
             }
             self.catalogue.tree.set(at as u64, PageRef { address, sum: sum.unwrap_or(0) });
-            self.catalogue.dirty[at] = false;
+            self.catalogue.clean(at);
         }
         self.checkpoint.phase = Phase::CatalogueIndex;
         true
@@ -226,7 +225,7 @@ impl Engine {
     /// Returns the catalogue's record of the volume at a place of a page.
     fn record(&self, page: usize, index: usize) -> Option<VolumeRecord> {
         let per_page = usize::try_from(RECORDS_PER_PAGE).unwrap_or(1);
-        let id = (*self.catalogue.places.get(page * per_page + index)?)?;
+        let id = self.catalogue.at(page * per_page + index)?;
         let tree = &self.trees.get(id)?.tree;
         let volume = self.pool.volume(id).ok()?;
         let identity = volume.identity;

@@ -113,16 +113,20 @@ impl Control {
             self.take_stock();
         }
         let mut volumes: BTreeMap<String, Option<VolumeSummary>> = BTreeMap::new();
-        for one in self.0.attachments.list() {
-            if one.record.pool == *name && !known.is_closed() {
-                volumes.insert(one.record.volume.clone(), None);
-            }
+        let attached = match only.is_empty() {
+            true => self.0.attachments.of_pool(name),
+            false => self.0.attachments.get(name, only).into_iter().collect(),
+        };
+        if !known.is_closed() {
+            volumes.extend(attached.iter().map(|one| (one.record.volume.clone(), None)));
         }
         if let Ok(handle) = &known.state {
-            let all = handle.mapper().summaries().into_iter();
-            volumes.extend(all.map(|one| (one.name.clone(), Some(one))));
+            let found = match only.is_empty() {
+                true => handle.mapper().summaries(),
+                false => handle.mapper().find(only).into_iter().collect(),
+            };
+            volumes.extend(found.into_iter().map(|one| (one.name.clone(), Some(one))));
         }
-        volumes.retain(|name, _| only.is_empty() || name == only);
         let pages = self.0.health.pages.lock();
         let healthy = State::default();
         let state = |volume: &str| pages.ledger.state(&subject(volume)).unwrap_or(&healthy);

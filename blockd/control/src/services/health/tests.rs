@@ -21,10 +21,11 @@ impl Rig {
         self.client.health(v1::HealthRequest::default()).await.unwrap().into_inner()
     }
 
-    /// Looks as if this many seconds had passed since the daemon's start.
-    fn look_later(&self, seconds: u64) {
+    /// Looks as if this many seconds had passed since the daemon's start. Returns how many volumes
+    /// were examined.
+    fn look_later(&self, seconds: u64) -> usize {
         let unix_ms = 1_700_000_000_000 + i64::try_from(seconds).unwrap() * 1000;
-        self.control.take_stock_at(Moment { ns: seconds * SECOND, unix_ms });
+        self.control.take_stock_at(Moment { ns: seconds * SECOND, unix_ms })
     }
 
     fn count_faults(&self, volume: &str) -> Arc<VolumeStats> {
@@ -89,6 +90,40 @@ async fn a_pool_and_its_volumes_are_healthy_until_something_is_wrong() {
     assert_eq!((all.pools.len(), all.volumes.len()), (0, 1), "{all:?}");
     assert_eq!(codes(&all.volumes[0].causes), [v1::HealthCode::VolumeMissing]);
     assert_eq!(all.volumes[0].severity(), v1::Severity::Failure);
+}
+
+#[tokio::test]
+async fn a_look_examines_no_volume_with_which_nothing_can_be_wrong() {
+    let mut rig = Rig::new().await;
+    for name in (0..30).map(|number| format!("v{number}")) {
+        rig.client.create_volume(create(&name, MIB)).await.unwrap();
+        rig.client.attach_volume(attach(&name)).await.unwrap();
+        rig.count_faults(&name);
+    }
+    assert_eq!([rig.look_later(1), rig.look_later(2)], [0, 0]);
+    let asked = v1::ConfigureVolumeRequest {
+        name: "v9".to_owned(),
+        quota_bytes: Some(MIB),
+        ..Default::default()
+    };
+    rig.client.configure_volume(asked).await.unwrap();
+    let stats = rig.count_faults("v7");
+    stats.faults[0].add(1);
+    rig.count_faults("v8").blocked.set(1);
+    assert_eq!(rig.look_later(3), 3, "one with a quota, one with faults, one that waits");
+    let record = rig.control.0.attachments.get("default", "v1").unwrap().record.clone();
+    let gone = Record { volume: "gone".to_owned(), id: 77, ..record };
+    rig.control.0.attachments.add(gone).await.unwrap();
+    assert_eq!([rig.look_later(4), rig.look_later(5)], [4, 4]);
+    // Volumes that are gone are forgotten, whatever was wrong with them.
+    let place = ("default".to_owned(), "gone".to_owned());
+    rig.control.0.attachments.remove(vec![place]).await.unwrap();
+    rig.client.delete_volume(crate::services::tests::delete("v8", true)).await.unwrap();
+    assert_eq!(rig.look_later(6), 2);
+    let abnormal = v1::HealthRequest { abnormal_only: true, ..Default::default() };
+    let all = rig.client.health(abnormal).await.unwrap().into_inner();
+    let names: Vec<&str> = all.volumes.iter().map(|one| one.volume.as_str()).collect();
+    assert_eq!(names, ["v7"]);
 }
 
 #[tokio::test]

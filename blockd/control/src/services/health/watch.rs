@@ -5,6 +5,7 @@
 //! pool that does not answer is reported as late.
 
 mod pages;
+mod suspects;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,21 +13,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blockd_engine::pool::{PoolHandle, SpaceNow, VolumeId};
-use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::pool::Space;
 use blockd_media::clock::{Clock, wall_ms};
 use blockd_media::error::{Error, shown};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use super::super::attachments::Record;
 use super::super::{Control, EventKind, Known};
 use super::device::{DeviceLook, SYSFS, look_at};
 use crate::config::HealthConfig;
 use crate::health::{BadBlocks, Ledger, Moment, Notice, Rules, SlowWatch, Subject, Tally};
 
-use pages::{meet, sums};
+use pages::{add_counters, meet};
 pub(super) use pages::{touches, wire};
+use suspects::{AttachedBook, Present, Sums};
 
 /// How long a look waits for pools' threads and the operating system. A thread that takes longer is
 /// looked at the next time.
@@ -45,6 +45,7 @@ pub(in super::super) struct Book {
     pub(super) options: HealthConfig,
     clock: Clock,
     pub(super) pages: Mutex<Pages>,
+    attached: AttachedBook,
 }
 
 /// State that is kept from one look to the next.
@@ -72,15 +73,6 @@ struct Seen {
     is_looked_at: bool,
     /// The superblocks of the devices are being read.
     is_compared: bool,
-}
-
-/// The pools and volumes at the moment of a look.
-struct Present {
-    known: Known,
-    summaries: Vec<VolumeSummary>,
-    attached: Vec<Record>,
-    /// Why block devices are not served.
-    problems: BTreeMap<VolumeId, String>,
 }
 
 /// Counters of a volume, over all workers.
@@ -112,7 +104,8 @@ impl Book {
             devices: BTreeMap::new(),
             volumes: BTreeMap::new(),
         };
-        Self { options: *options, clock: Clock::start(), pages: Mutex::new(pages) }
+        let (clock, attached) = (Clock::start(), AttachedBook::default());
+        Self { options: *options, clock, pages: Mutex::new(pages), attached }
     }
 
     fn now(&self) -> Moment {
@@ -252,15 +245,18 @@ impl Control {
         }
     }
 
-    pub(super) fn take_stock(&self) {
-        self.take_stock_at(self.0.health.now());
+    /// Returns how many volumes it examined.
+    pub(super) fn take_stock(&self) -> usize {
+        self.take_stock_at(self.0.health.now())
     }
 
-    /// Derives the findings from all that was seen, and publishes the notices.
-    pub(super) fn take_stock_at(&self, now: Moment) {
+    /// Derives the findings from all that was seen, and publishes the notices. Returns how many
+    /// volumes it examined.
+    pub(super) fn take_stock_at(&self, now: Moment) -> usize {
+        let (pools, sums) = (self.known_pools(), self.volume_sums());
+        self.look_at_attachments(&pools, now.ns);
         let present: Vec<Present> =
-            self.known_pools().into_iter().map(|k| self.present(k)).collect();
-        let sums = sums(&self.data_path().volume_stats());
+            pools.iter().map(|known| self.present(known.clone(), &sums)).collect();
         let mut notices = Vec::new();
         {
             let book = &self.0.health;
@@ -268,27 +264,18 @@ impl Control {
             for one in &present {
                 pages.look(book, now, one, &sums, &mut notices);
             }
-            pages.forget(&present, &sums);
+            let is_there = |pool: &str, volume: &str| self.is_there(&pools, pool, volume);
+            pages.forget(is_there, &sums);
         }
         self.publish_health(notices);
+        present.iter().map(|one| one.volumes.len() + one.absent.len()).sum()
     }
 
-    fn present(&self, known: Known) -> Present {
-        let name = known.config.name.as_str();
-        let all = self.0.attachments.list();
-        let mine = all.iter().map(|one| &one.record).filter(|one| one.pool == name);
-        let attached: Vec<Record> = mine.cloned().collect();
-        let (mut summaries, mut problems) = (Vec::new(), BTreeMap::new());
-        if let Ok(handle) = &known.state {
-            summaries = handle.mapper().summaries();
-            for record in attached.iter().filter(|record| record.ublk.is_some()) {
-                let id = VolumeId(record.id);
-                if let Some(problem) = self.described_device(&handle.id(), id).problem {
-                    problems.insert(id, problem);
-                }
-            }
-        }
-        Present { known, summaries, attached, problems }
+    /// The counters of volumes that have failed or waiting requests.
+    fn volume_sums(&self) -> Sums {
+        let mut sums = Sums::new();
+        self.data_path().each_volume(&mut |stats| add_counters(&mut sums, stats));
+        sums
     }
 
     fn publish_health(&self, notices: Vec<Notice>) {
@@ -324,21 +311,17 @@ impl Control {
             true => self.known_pools(),
             false => vec![self.known(pool)?],
         };
-        let present: Vec<Present> = pools.into_iter().map(|known| self.present(known)).collect();
-        let has = |one: &Present| {
-            let attached = one.attached.iter().any(|record| record.volume == volume);
-            attached || one.summaries.iter().any(|summary| summary.name == volume)
-        };
-        if !volume.is_empty() && !present.iter().any(has) {
+        let is_there = |known: &Known| self.is_there(&pools, &known.config.name, volume);
+        if !volume.is_empty() && !pools.iter().any(is_there) {
             return Err(Error::not_found("volume", volume));
         }
-        let sums = sums(&self.data_path().volume_stats());
+        let sums = self.volume_sums();
         let (mut notices, mut changed) = (Vec::new(), false);
         {
             let now = self.0.health.now();
             let mut pages = self.0.health.pages.lock();
-            for one in &present {
-                changed |= pages.acknowledge(now, one, volume, &sums, &mut notices);
+            for known in &pools {
+                changed |= pages.acknowledge(now, known, volume, &sums, &mut notices);
             }
         }
         self.publish_health(notices);

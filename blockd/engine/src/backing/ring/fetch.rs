@@ -70,7 +70,7 @@ impl Ring {
         piece_bytes: u32,
         own_memory: bool,
     ) -> std::io::Result<AreaId> {
-        if self.reserved + usize::from(pieces) + FOR_OTHERS > self.records.len() {
+        if self.reserved + usize::from(pieces) + FOR_OTHERS > self.records.most() {
             return Err(std::io::Error::other("the worker serves as many requests as it can"));
         }
         if !own_memory && self.zero_file.is_none() {

@@ -1,13 +1,10 @@
-//! Files, devices and sockets that a ring knows by a number of its own.
+//! The files and sockets that a ring knows.
 
-use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use blockd_media::Device;
+use blockd_media::Gate;
 use io_uring::IoUring;
 
-use super::Ring;
 use crate::backing::operation::FileSlot;
 
 /// Most files of a ring that serves no clients: devices, of which there are few.
@@ -18,57 +15,74 @@ const MAX_SOCKETS: u32 = 12 << 10;
 /// A ring with fewer is of no use.
 const MIN_FILES: u32 = 64;
 
-/// Makes a ring's table of files, and returns how many entries it has: fewer where the process may
-/// have fewer open files, which is the kernel's limit.
-pub(super) fn register(ring: &IoUring, serves: bool) -> std::io::Result<u32> {
-    let mut entries = if serves { MAX_SOCKETS } else { MAX_FILES };
-    loop {
-        match ring.submitter().register_files_sparse(entries) {
-            Ok(()) => return Ok(entries),
-            Err(error) if error.raw_os_error() == Some(libc::EMFILE) && entries > MIN_FILES => {
-                entries = (entries / 2).max(MIN_FILES);
-            }
-            Err(error) => return Err(error),
-        }
-    }
+/// The files of a ring, up to the last place that was ever in use.
+pub(super) struct Files {
+    kept: Vec<Option<Arc<dyn Send + Sync>>>,
+    /// Of the files that are devices with a gate. Devices come first: few sockets have a place.
+    gates: Vec<Option<Arc<Gate>>>,
+    most: usize,
 }
 
-impl Ring {
-    /// Makes a file known. The ring keeps it open.
-    pub fn add_file(&mut self, file: &Arc<File>) -> std::io::Result<FileSlot> {
-        self.add(file.as_raw_fd(), Arc::clone(file) as _)
+impl Files {
+    /// Asks the kernel for places: fewer where the process may have fewer open files.
+    pub(super) fn register(ring: &IoUring, serves: bool) -> std::io::Result<Self> {
+        let mut entries = if serves { MAX_SOCKETS } else { MAX_FILES };
+        loop {
+            match ring.submitter().register_files_sparse(entries) {
+                Ok(()) => break,
+                Err(error) if error.raw_os_error() == Some(libc::EMFILE) && entries > MIN_FILES => {
+                    entries = (entries / 2).max(MIN_FILES);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { kept: Vec::new(), gates: Vec::new(), most: entries as usize })
     }
 
-    /// Makes a device known. The ring keeps it open, and starts no write to it while its gate is
-    /// closed.
-    pub fn add_device(&mut self, device: &Device) -> std::io::Result<FileSlot> {
-        let slot = self.add_file(device.file())?;
-        self.gates[slot.0 as usize] = device.gate().cloned();
-        Ok(slot)
-    }
-
-    /// Makes a socket known. The ring keeps it open.
-    pub fn add_socket(&mut self, socket: &Arc<OwnedFd>) -> std::io::Result<FileSlot> {
-        self.add(socket.as_raw_fd(), Arc::clone(socket) as _)
-    }
-
-    fn add(&mut self, fd: i32, keep: Arc<dyn Send + Sync>) -> std::io::Result<FileSlot> {
-        let free = self.files.iter().position(Option::is_none);
-        let most = self.files.len();
-        let full = || std::io::Error::other(format!("a ring has at most {most} files and sockets"));
-        let at = free.ok_or_else(full)?;
+    /// Makes a file known to the kernel, and keeps it open.
+    pub(super) fn add(
+        &mut self,
+        ring: &IoUring,
+        fd: i32,
+        keep: Arc<dyn Send + Sync>,
+    ) -> std::io::Result<FileSlot> {
+        let free = self.kept.iter().position(Option::is_none);
+        let (at, most) = (free.unwrap_or(self.kept.len()), self.most);
+        if at == most {
+            let full = format!("a ring has at most {most} files and sockets");
+            return Err(std::io::Error::other(full));
+        }
         let slot = u32::try_from(at).map_err(std::io::Error::other)?;
-        self.ring.submitter().register_files_update(slot, &[fd])?;
-        self.files[at] = Some(keep);
+        ring.submitter().register_files_update(slot, &[fd])?;
+        if at == self.kept.len() {
+            self.kept.push(None);
+        }
+        self.kept[at] = Some(keep);
         Ok(FileSlot(slot))
     }
 
-    /// Forgets a file, and closes a socket. Operations that are out keep it open in the kernel.
-    pub fn remove(&mut self, slot: FileSlot) {
+    /// Lets no write to a file begin while its gate is closed.
+    pub(super) fn guard(&mut self, slot: FileSlot, gate: Option<Arc<Gate>>) {
+        let at = slot.0 as usize;
+        self.gates.resize(self.gates.len().max(at + 1), None);
+        self.gates[at] = gate;
+    }
+
+    /// The gate of a device, if it has one.
+    #[inline]
+    pub(super) fn gate(&self, slot: FileSlot) -> Option<&Arc<Gate>> {
+        self.gates.get(slot.0 as usize).and_then(Option::as_ref)
+    }
+
+    /// Forgets a file. Operations that are out keep it open in the kernel.
+    pub(super) fn remove(&mut self, ring: &IoUring, slot: FileSlot) {
         // It can't fail for a slot in use; if it did, the slot would stay taken.
-        if self.ring.submitter().register_files_update(slot.0, &[-1]).is_ok() {
-            self.files[slot.0 as usize] = None;
-            self.gates[slot.0 as usize] = None;
+        if ring.submitter().register_files_update(slot.0, &[-1]).is_ok() {
+            let at = slot.0 as usize;
+            self.kept[at] = None;
+            if let Some(gate) = self.gates.get_mut(at) {
+                *gate = None;
+            }
         }
     }
 }

@@ -78,8 +78,7 @@ impl Ring {
     pub const MAX_ZEROES: u32 = ZEROES;
 
     fn is_closed(&self, file: FileSlot) -> bool {
-        let gate = self.gates.get(file.0 as usize).and_then(Option::as_ref);
-        gate.is_some_and(|gate| !gate.is_open())
+        self.files.gate(file).is_some_and(|gate| !gate.is_open())
     }
 
     pub(super) fn start_io(&mut self, token: u64, io: FileIo) -> std::io::Result<()> {
@@ -130,7 +129,7 @@ impl Ring {
     /// Makes every completed write of the file durable, in the name of a command that has been
     /// carried out otherwise. One that can't be started comes back.
     pub fn sync_command(&mut self, file: FileSlot, command: IoCommand) -> Result<(), IoCommand> {
-        if self.free.is_empty() {
+        if self.room() == 0 {
             return Err(command);
         }
         // There is a record, so it can't fail.
@@ -165,7 +164,7 @@ impl Ring {
             }
             IoOp::Fence | IoOp::Discard { .. } => return Err(command),
         };
-        if self.free.is_empty() {
+        if self.room() == 0 {
             return Err(command);
         }
         // There is a record, so it can't fail.

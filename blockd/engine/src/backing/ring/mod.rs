@@ -10,25 +10,28 @@ mod fetch;
 mod files;
 mod media;
 mod memory;
+mod records;
 
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_mapper::io::IoCommand;
-use blockd_media::{Doorbell, Gate};
+use blockd_media::{Device, Doorbell};
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
 use self::clients::Outgoing;
 pub use self::fetch::QueueTag;
+use self::files::Files;
 use self::media::FileIo;
 pub use self::memory::AreaId;
 use self::memory::Memory;
+use self::records::{Record, Records};
 use super::message::Message;
 use super::operation::{Ended, FileSlot, RingOptions};
 use super::receive::{Chunk, Chunks};
-use crate::block::{Buffer, Place};
+use crate::block::Buffer;
 
 /// Most entries that are handed to the kernel at a time.
 const MAX_ENTRIES: u32 = 4096;
@@ -36,26 +39,11 @@ const MAX_ENTRIES: u32 = 4096;
 /// about as long as a busy client takes for its next request.
 const SEND_MOMENT_US: u32 = 50;
 
-/// The record of an operation until it ends.
-#[derive(Debug)]
-enum Record {
-    Free,
-    Io { token: u64, io: FileIo },
-    Sync { token: u64 },
-    Command { file: FileSlot, command: IoCommand, len: u32, moved: u32 },
-    Select { token: u64 },
-    Receive { token: u64, place: Place },
-    Send { token: u64, file: FileSlot, outgoing: Box<Outgoing> },
-    Fetch { token: u64, place: Option<Place> },
-    Doorbell,
-}
-
 /// One thread's ring.
 pub struct Ring {
     // Fields are dropped in this order: the ring ends before the memory that it knows.
     ring: IoUring,
-    records: Vec<Record>,
-    free: Vec<u32>,
+    records: Records,
     memory: Memory,
     /// The file from which buffers that this process cannot reach are filled with zeroes.
     zero_file: Option<FileSlot>,
@@ -64,9 +52,7 @@ pub struct Ring {
     reserved: usize,
     fetching: usize,
     chunks: Option<Chunks>,
-    files: Vec<Option<Arc<dyn Send + Sync>>>,
-    /// Of the files that are devices with a gate.
-    gates: Vec<Option<Arc<Gate>>>,
+    files: Files,
     #[expect(clippy::vec_box, reason = "the kernel has pointers into them: they must not move")]
     idle_sends: Vec<Box<Outgoing>>,
     #[expect(clippy::vec_box, reason = "they travel in boxes")]
@@ -124,20 +110,18 @@ impl Ring {
             // Kernels before 6.1 know one or both of these hints not.
             .or_else(|_| IoUring::builder().setup_cqsize(records * 2).build(entries))?;
         let waits_for_more = ring.params().is_feature_min_timeout();
-        let max_files = files::register(&ring, options.serves)?;
+        let files = Files::register(&ring, options.serves)?;
         let memory = Memory::new(&ring, options.arena_bytes, options.serves)?;
         let chunks = options.serves.then(|| Chunks::register(&ring)).transpose()?;
         Ok(Self {
             ring,
-            records: (0..records).map(|_| Record::Free).collect(),
-            free: (0..records).rev().collect(),
+            records: Records::new(records as usize),
             memory,
             zero_file: None,
             reserved: 0,
             fetching: 0,
             chunks,
-            files: vec![None; max_files as usize],
-            gates: vec![None; max_files as usize],
+            files,
             idle_sends: Vec::with_capacity(64),
             idle_messages: Vec::with_capacity(64),
             doorbell: None,
@@ -149,6 +133,29 @@ impl Ring {
             enters: 0,
             pushed_io: 0,
         })
+    }
+
+    /// Makes a file known. The ring keeps it open.
+    pub fn add_file(&mut self, file: &Arc<File>) -> std::io::Result<FileSlot> {
+        self.files.add(&self.ring, file.as_raw_fd(), Arc::clone(file) as _)
+    }
+
+    /// Makes a device known. The ring keeps it open, and starts no write to it while its gate is
+    /// closed.
+    pub fn add_device(&mut self, device: &Device) -> std::io::Result<FileSlot> {
+        let slot = self.add_file(device.file())?;
+        self.files.guard(slot, device.gate().cloned());
+        Ok(slot)
+    }
+
+    /// Makes a socket known. The ring keeps it open.
+    pub fn add_socket(&mut self, socket: &Arc<OwnedFd>) -> std::io::Result<FileSlot> {
+        self.files.add(&self.ring, socket.as_raw_fd(), Arc::clone(socket) as _)
+    }
+
+    /// Forgets a file, and closes a socket. Operations that are out keep it open in the kernel.
+    pub fn remove(&mut self, slot: FileSlot) {
+        self.files.remove(&self.ring, slot);
     }
 
     /// Allocates memory for up to 1 MiB; `None` while none is free.
@@ -216,15 +223,15 @@ impl Ring {
     /// Operations that can still be started.
     #[must_use]
     #[inline]
-    pub fn room(&self) -> usize {
-        self.free.len()
+    pub const fn room(&self) -> usize {
+        self.records.room()
     }
 
     /// Operations that can still be started without those that are kept for the answers of queues.
     #[must_use]
     #[inline]
     pub fn spare(&self) -> usize {
-        self.free.len().saturating_sub(self.reserved.saturating_sub(self.fetching))
+        self.records.room().saturating_sub(self.reserved.saturating_sub(self.fetching))
     }
 
     /// Calls of `io_uring_enter` so far.
@@ -258,12 +265,14 @@ impl Ring {
     }
 
     fn push(&mut self, entry: Entry, record: Record) -> std::io::Result<()> {
-        let Some(at) = self.free.pop() else {
-            self.forget(record);
-            return Err(std::io::Error::other("more operations than the ring has records"));
+        let at = match self.records.take(record) {
+            Ok(at) => at,
+            Err(record) => {
+                self.forget(record);
+                return Err(std::io::Error::other("more operations than the ring has records"));
+            }
         };
         let entry = entry.user_data(u64::from(at));
-        self.records[at as usize] = record;
         loop {
             // SAFETY: the memory that the entry points at lives in the arena, in a command, a
             // message, the zeroes or a box of this ring. The record keeps or marks it until the
@@ -365,8 +374,7 @@ impl Ring {
                 (entry.user_data(), entry.result(), entry.flags())
             };
             let at = u32::try_from(at).ok()?;
-            let record = std::mem::replace(&mut self.records[at as usize], Record::Free);
-            self.free.push(at);
+            let record = self.records.end(at);
             self.in_flight -= 1;
             if let Some(ended) = self.ended(record, result, flags) {
                 return Some(ended);
@@ -436,7 +444,7 @@ impl Drop for Ring {
             // The kernel cancels what is left when the ring is closed, and may still write until
             // then: that memory is never used for anything else.
             self.memory.leak();
-            std::mem::forget(std::mem::take(&mut self.records));
+            self.records.leak();
             std::mem::forget(std::mem::replace(&mut self.doorbell_value, Box::new(0)));
             std::mem::forget(self.chunks.take());
         }

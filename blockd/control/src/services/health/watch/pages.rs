@@ -1,8 +1,7 @@
 //! The findings about pools and volumes: from one look, and from the state that is kept between
 //! looks.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -14,9 +13,10 @@ use blockd_mapper::units::DeviceIndex;
 use blockd_media::error::shown;
 use blockd_media::finding::{Code, Finding, Severity};
 
-use super::{BAD_BLOCKS_PAUSE, Book, Pages, Present, VolumeSum};
+use super::suspects::{Present, Sums};
+use super::{BAD_BLOCKS_PAUSE, Book, Pages};
 use crate::health::{Latencies, Moment, Notice, Subject, Tally};
-use crate::services::attachments::Record;
+use crate::services::Known;
 use crate::services::health::device::DeviceLook;
 use crate::services::health::find::{self, SpaceSeen};
 use crate::services::pools::reason;
@@ -50,14 +50,14 @@ impl Pages {
         book: &Book,
         now: Moment,
         present: &Present,
-        sums: &BTreeMap<(String, String), VolumeSum>,
+        sums: &Sums,
         notices: &mut Vec<Notice>,
     ) {
         let pool = present.name();
         if present.known.is_closed() {
             // On request: nothing is wrong with it, and its volumes are not looked at.
-            let attached = present.attached.iter().map(|record| record.volume.as_str());
-            for subject in std::iter::once("").chain(attached) {
+            let absent = present.absent.iter().map(String::as_str);
+            for subject in std::iter::once("").chain(absent) {
                 self.note(now, pool, subject, Vec::new(), notices);
             }
             return;
@@ -83,22 +83,15 @@ impl Pages {
             found.push(find::blocked(&what, writes, ns / 1_000_000_000));
         }
         self.note(now, pool, "", found, notices);
-        for volume in &present.summaries {
+        for volume in &present.volumes {
             let found = self.of_volume(now, present, volume, sums);
             self.note(now, pool, &volume.name, found, notices);
         }
-        let is_there = |record: &Record| {
-            let same = |one: &&VolumeSummary| one.name == record.volume;
-            present.summaries.iter().find(same).map(|one| one.id.0 == record.id)
-        };
-        for record in &present.attached {
-            let (here, is_open) = (is_there(record), present.known.state.is_ok());
-            // Nothing else is known of a pool that is not open.
-            if here.is_none() {
-                let missing = is_open.then(|| find::missing(pool, &record.volume));
-                let found = missing.into_iter().collect();
-                self.note(now, pool, &record.volume, found, notices);
-            }
+        // Nothing else is known of a pool that is not open.
+        let is_open = present.known.state.is_ok();
+        for volume in &present.absent {
+            let missing = is_open.then(|| find::missing(pool, volume));
+            self.note(now, pool, volume, missing.into_iter().collect(), notices);
         }
     }
 
@@ -197,7 +190,7 @@ impl Pages {
         now: Moment,
         present: &Present,
         volume: &VolumeSummary,
-        sums: &BTreeMap<(String, String), VolumeSum>,
+        sums: &Sums,
     ) -> Vec<Finding> {
         let (pool, name) = (present.name(), &volume.name);
         let mut found = Vec::new();
@@ -206,16 +199,18 @@ impl Pages {
         }
         let key = (pool.to_owned(), name.clone());
         let sum = sums.get(&key).copied().unwrap_or_default();
-        let goes_on = self.holds(pool, name, Code::IoErrors, "");
-        let (id, tally) =
-            self.volumes.entry(key).or_insert_with(|| (volume.id.0, Tally::default()));
-        if *id != volume.id.0 {
-            // The counters are by name: those of another volume that had it are not its own.
-            *id = volume.id.0;
-            tally.forget();
-        }
-        if let Some(faults) = tally.look(sum.faults, goes_on) {
-            found.push(find::io_errors(name, faults));
+        if sum.faults != [0; 2] {
+            let goes_on = self.holds(pool, name, Code::IoErrors, "");
+            let (id, tally) =
+                self.volumes.entry(key).or_insert_with(|| (volume.id.0, Tally::default()));
+            if *id != volume.id.0 {
+                // The counters are by name: those of another volume that had it are not its own.
+                *id = volume.id.0;
+                tally.forget();
+            }
+            if let Some(faults) = tally.look(sum.faults, goes_on) {
+                found.push(find::io_errors(name, faults));
+            }
         }
         if let Ok(handle) = &present.known.state {
             found.extend(find::quota(volume, handle.extent_size()));
@@ -236,55 +231,48 @@ impl Pages {
     }
 
     /// Forgets volumes that are gone.
-    pub(super) fn forget(
-        &mut self,
-        present: &[Present],
-        sums: &BTreeMap<(String, String), VolumeSum>,
-    ) {
-        let mut there = std::collections::BTreeSet::new();
-        for one in present {
-            let pool = one.name();
-            there.insert((pool, ""));
-            there.extend(one.summaries.iter().map(|summary| (pool, summary.name.as_str())));
-            there.extend(one.attached.iter().map(|record| (pool, record.volume.as_str())));
-        }
-        self.ledger.retain(|one| there.contains(&(one.pool.as_str(), one.volume.as_str())));
-        let is_counted = |key: &(String, String)| sums.contains_key(key);
+    pub(super) fn forget(&mut self, is_there: impl Fn(&str, &str) -> bool, sums: &Sums) {
+        self.ledger.retain(|one| is_there(&one.pool, &one.volume));
         let many = self.volumes.len() > MAX_TALLIES;
-        self.volumes.retain(|key, _| {
-            there.contains(&(key.0.as_str(), key.1.as_str())) || (is_counted(key) && !many)
-        });
+        self.volumes.retain(|key, _| is_there(&key.0, &key.1) || (sums.contains_key(key) && !many));
     }
 
     pub(super) fn acknowledge(
         &mut self,
         now: Moment,
-        present: &Present,
+        known: &Known,
         volume: &str,
-        sums: &BTreeMap<(String, String), VolumeSum>,
+        sums: &Sums,
         notices: &mut Vec<Notice>,
     ) -> bool {
-        let pool = present.name();
+        let pool = &known.config.name;
         let mut changed = false;
-        if volume.is_empty()
-            && let Ok(handle) = &present.known.state
-        {
-            for at in 0..handle.open_devices().len() {
-                let tally = self.devices.entry((pool.to_owned(), at)).or_default();
-                tally.acknowledge(errors_of(handle, at));
+        let mut names = BTreeSet::new();
+        if !volume.is_empty() {
+            names.insert(volume.to_owned());
+        } else {
+            let counted = sums.keys().filter(|(of, _)| of == pool).map(|(_, name)| name.as_str());
+            names.extend(self.ledger.unsettled(pool).chain(counted).map(str::to_owned));
+            names.insert(String::new());
+            if let Ok(handle) = &known.state {
+                for at in 0..handle.open_devices().len() {
+                    let tally = self.devices.entry((pool.clone(), at)).or_default();
+                    tally.acknowledge(errors_of(handle, at));
+                }
             }
         }
-        let names = present.summaries.iter().map(|one| (one.name.as_str(), one.id.0));
-        let names: Vec<_> = names.filter(|one| volume.is_empty() || one.0 == volume).collect();
-        for &(name, id) in &names {
-            let key = (pool.to_owned(), name.to_owned());
-            let faults = sums.get(&key).map_or([0; 2], |sum| sum.faults);
-            let tally = self.volumes.entry(key).or_insert_with(|| (id, Tally::default()));
-            tally.1.acknowledge(faults);
-        }
-        let own = volume.is_empty().then_some("");
-        for name in own.into_iter().chain(names.iter().map(|one| one.0)) {
-            let subject = Subject { pool: pool.to_owned(), volume: name.to_owned() };
+        for name in names {
+            let found = known.state.as_ref().ok().and_then(|handle| handle.mapper().find(&name));
+            if found.is_none() && !name.is_empty() {
+                continue;
+            }
+            let key = (pool.clone(), name.clone());
+            if let (Some(volume), Some(sum)) = (found, sums.get(&key)) {
+                let tally = self.volumes.entry(key);
+                let tally = tally.or_insert_with(|| (volume.id.0, Tally::default()));
+                tally.1.acknowledge(sum.faults);
+            }
+            let subject = Subject { pool: pool.clone(), volume: name };
             changed |= self.ledger.acknowledge(now, &subject, notices);
         }
         changed
@@ -327,16 +315,17 @@ pub(super) fn meet(
     (pool.mapper().who_maps(&places), now)
 }
 
-pub(super) fn sums(all: &[Arc<VolumeStats>]) -> BTreeMap<(String, String), VolumeSum> {
-    let mut sums: BTreeMap<(String, String), VolumeSum> = BTreeMap::new();
-    for stats in all {
-        let sum = sums.entry((stats.pool.clone(), stats.volume.clone())).or_default();
-        let faults = stats.faults.each_ref().map(Counter::get);
-        sum.faults = std::array::from_fn(|at| sum.faults[at].saturating_add(faults[at]));
-        sum.blocked = sum.blocked.saturating_add(stats.blocked.get());
-        sum.blocked_ns = sum.blocked_ns.max(stats.blocked_ns.get());
+/// Adds the counters of one worker and volume, if any of them is not 0.
+pub(super) fn add_counters(sums: &mut Sums, stats: &VolumeStats) {
+    let faults = stats.faults.each_ref().map(Counter::get);
+    let (blocked, blocked_ns) = (stats.blocked.get(), stats.blocked_ns.get());
+    if faults == [0; 2] && blocked == 0 {
+        return;
     }
-    sums
+    let sum = sums.entry((stats.pool.clone(), stats.volume.clone())).or_default();
+    sum.faults = std::array::from_fn(|at| sum.faults[at].saturating_add(faults[at]));
+    sum.blocked = sum.blocked.saturating_add(blocked);
+    sum.blocked_ns = sum.blocked_ns.max(blocked_ns);
 }
 
 /// Whether a pool's cause is one of a volume's as well. A volume that has all of its space, or
