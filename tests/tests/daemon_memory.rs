@@ -42,7 +42,7 @@ fn a_daemon_takes_the_memory_that_it_uses() {
     assert!(resident <= 40 * MIB, "{resident} bytes are resident");
     assert!(locked <= 16 * MIB, "{locked} bytes are locked");
     daemon.stop().unwrap();
-    // As many workers as there can be: each has 1.5 MiB, half of it the kernel's queues of its ring.
+    // As many workers as there can be: half of what each takes are the queues of its ring.
     daemon.configure(&settings(16)).unwrap();
     daemon.start().unwrap();
     let (resident, locked) = resident_and_locked(&daemon);
