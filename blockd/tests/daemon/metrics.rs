@@ -1,4 +1,4 @@
-//! What a daemon reports of itself, and of volumes that are held back.
+//! The reports of a daemon on itself, and on volumes that are held back.
 
 use super::*;
 
