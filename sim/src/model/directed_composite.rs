@@ -137,6 +137,16 @@ pub(super) static COMPOSITE: &[Directed] = &[
         },
     },
     Directed {
+        story: "a fold up gets its LSN after that of a rollback, and is visible after it",
+        catches: &[Mutation::StructureUnderFold],
+        cfg: OVERLAID,
+        script: |s| {
+            s.then(&[Step::Fold(0, 0, false)]).times(3, Step::Op(0));
+            s.then(&[Step::Rollback(0, 1), Step::Structure, Step::Op(0), Step::Structure]);
+            s.finish(0);
+        },
+    },
+    Directed {
         story: "a fold down is committed, and its data is lost with the power",
         catches: &[Mutation::FoldRecordEarly],
         cfg: OVERLAID,

@@ -110,6 +110,7 @@ mutations! {
     FoldUndrained, "K6a", "fold copies while writes from before it are in flight";
     FoldUnpublished, "K6b", "fold waits for the IO of older writes, not for their entry";
     FoldUnderWrites, "K6c", "new writes of an entry go on while it is folded";
+    StructureUnderFold, "K6d", "structure change does not wait for a fold";
     FoldRecordEarly, "K7", "fold published before its data has landed";
     DropBoth, "K8", "discard lets overlay and base go by one record, which has place for one";
     OverlayWrittenShared, "K9a", "overwrite in place in an overlay that a snapshot shares";

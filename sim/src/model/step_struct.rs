@@ -3,7 +3,7 @@
 use super::map::{NO_RECORD, NONE, Record, RecordKind};
 use super::mutation::Mutation;
 use super::oracle::{Cell, EXISTS, FaultKind, SIZE};
-use super::parts::{NO_OP, OpState, Phase, StructState};
+use super::parts::{Fold, NO_OP, OpState, Phase, StructState};
 use super::state::{SUBS, VOLS, World, ix};
 
 impl World {
@@ -82,8 +82,11 @@ impl World {
     }
 
     fn drained(&self, v: u8) -> bool {
+        // Folds count as writes (K6).
+        let skipped = |fold| fold != Fold::No && self.is(Mutation::StructureUnderFold);
         !self.ops.iter().any(|o| {
             o.v == v
+                && !skipped(o.fold)
                 && matches!(
                     o.state,
                     OpState::FoldWait
