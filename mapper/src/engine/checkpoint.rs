@@ -106,7 +106,8 @@ impl Checkpoint {
         self.changed.append(&mut pool.changed.lock());
         self.changed.sort_unstable();
         for id in self.changed.drain(..) {
-            let (Some(volume), Some(tree)) = (volumes.get(&id), trees.change(id)) else { continue };
+            let Some(volume) = volumes.get(&id) else { continue };
+            let Some(tree) = trees.change(id) else { continue };
             volume.changed.store(false, Ordering::Release);
             let note = Note { pool, volume: id, lineage: volume.identity.lineage };
             note.dirty_slots(&volume.directory.load(), tree, &mut self.pending);
