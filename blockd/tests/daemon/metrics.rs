@@ -49,8 +49,8 @@ fn metrics_have_the_queries_of_alerts_and_dashboard_and_the_names_of_identities(
     });
     // Persistent memory is reported only where there is some.
     let names = names.filter(|name| !name.starts_with("blockd_pmem_"));
-    let untold: Vec<String> = names.filter(|name| value(&metrics, name).is_none()).collect();
-    assert_eq!(untold, [""; 0]);
+    let missing: Vec<String> = names.filter(|name| value(&metrics, name).is_none()).collect();
+    assert_eq!(missing, [""; 0]);
     let shown = place.blockd(&["pool", "show", "--json"]);
     let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
     let id = shown["pool"]["id"].as_str().unwrap();

@@ -29,7 +29,7 @@ impl Script {
 /// The scripted histories of composite entries.
 pub(super) static COMPOSITE: &[Directed] = &[
     Directed {
-        story: "an overlay is taken from extents that a discard let go, then power is lost",
+        story: "an overlay is taken from extents that a discard freed, then power is lost",
         catches: &[Mutation::RedirectPendingTarget],
         cfg: Config { volumes: 2, fill: 0b011_011, ..SHARED },
         script: |s| {

@@ -148,7 +148,7 @@ impl World {
                 if track {
                     self.pending.push(Pending { p, lsn: record.lsn, time: self.now });
                 }
-                // A map record has one place for an extent that it lets go (K8).
+                // A map record has one place for an extent that it drops (K8).
                 if !record.is_structure()
                     && let Some(p) = dropped.next()
                 {

@@ -80,7 +80,7 @@ impl World {
         Some((after, RecordKind::Unmap))
     }
 
-    // One extent is let go by one record (K8): first the base, then the overlay by a second one.
+    // One record drops one extent (K8): first the base, then the overlay by a second one.
     fn discard_composite(&mut self, slot: usize, entry: Entry, kept: bool) -> Option<Change> {
         let op = &mut self.ops[slot];
         if op.emptied {

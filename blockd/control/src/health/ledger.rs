@@ -172,7 +172,7 @@ impl Ledger {
     }
 
     /// The volumes of a pool with causes that have not ended yet, and an empty name if the pool
-    /// itself has such: these have to be looked at again.
+    /// itself has such a cause: a health check has to examine these again.
     pub fn unsettled(&self, pool: &str) -> impl Iterator<Item = &str> {
         let first = Subject { pool: pool.to_owned(), volume: String::new() };
         let states = self.states.range(first..);

@@ -104,8 +104,8 @@ struct Changed {
     too_many: bool,
 }
 
-/// Changed places that are kept: with more, all attachments are looked at instead, which takes some
-/// ten milliseconds where there are ten thousand.
+/// Changed places that are kept: with more, a health check compares all attachments instead, which
+/// takes some ten milliseconds with ten thousand.
 const MAX_CHANGED: usize = 4096;
 
 impl Attachments {

@@ -47,7 +47,7 @@ impl Records {
         self.free.len() + self.most - self.all.len()
     }
 
-    /// Takes a record for an operation; gives it back if there is none.
+    /// Stores the record of an operation; returns it if all places are in use.
     #[inline]
     pub(super) fn take(&mut self, record: Record) -> Result<u32, Record> {
         match self.free.pop() {
