@@ -94,6 +94,18 @@ impl IoEpochs {
         self.epoch.0.load(Ordering::Acquire)
     }
 
+    /// The epoch that is [reached](Self::reached) when no request is inside that is now.
+    #[must_use]
+    pub fn drain_end(&self) -> u64 {
+        self.current() + DRAIN_EPOCHS
+    }
+
+    /// Whether the epoch is at least this one.
+    #[must_use]
+    pub fn reached(&self, epoch: u64) -> bool {
+        self.epoch.0.load(Ordering::Acquire) >= epoch
+    }
+
     /// Advances the epoch if no participant is left in the one before the present. Engine only.
     pub fn try_advance(&self) -> bool {
         let epoch = self.epoch.0.load(Ordering::Relaxed);
@@ -111,7 +123,7 @@ impl IoEpochs {
     /// Whether no request can still hold an object that was unlinked under this tag.
     #[must_use]
     pub fn drained(&self, tag: u64) -> bool {
-        self.epoch.0.load(Ordering::Acquire) >= tag + DRAIN_EPOCHS
+        self.reached(tag + DRAIN_EPOCHS)
     }
 
     /// Whether any request is inside, as far as the caller can see.

@@ -51,6 +51,7 @@ mutations! {
     NoCancelWithoutLeaf "R5c" "a discard where no leaf exists does not cancel writes in flight";
     StaleCompletion "R5d" "a copy-on-write publishes the state from its planning";
     UnmapUnderWrite "R5e" "a discard unmaps an extent that slow writes are aimed at";
+    FillUndrained "R5f" "a sub-block is filled up while an older write in place may land in it";
     ReplayOld "R6" "replay applies records the checkpoint already holds";
     RingsUnmerged "R6" "rings are replayed one after the other, not in LSN order";
     NoChain "R6" "replay does not check that log blocks chain, nor their epoch";

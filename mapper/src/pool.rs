@@ -109,6 +109,8 @@ pub(crate) struct Wake {
     pub(crate) dirty_noted: AtomicBool,
     /// A flush waits for a commit, or a ring is half full.
     pub(crate) commit: AtomicBool,
+    /// The IO epoch that parked writes wait for; 0 for none.
+    pub(crate) epoch: AtomicU64,
 }
 
 /// Pages promised to leaves that will be dirty, so that a checkpoint can always be written.
@@ -302,6 +304,12 @@ impl Pool {
     pub(crate) fn want_engine(&self) {
         // Always written: a look first could miss that the engine is just taking the flag away.
         self.wake.0.engine.store(true, Ordering::SeqCst);
+    }
+
+    /// Makes the engine advance the IO epoch up to this one. Each advance is an event.
+    pub(crate) fn await_epoch(&self, epoch: u64) {
+        self.wake.0.epoch.fetch_max(epoch, Ordering::SeqCst);
+        self.want_engine();
     }
 
     pub(crate) fn want_commit(&self) {

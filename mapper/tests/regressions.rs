@@ -465,3 +465,34 @@ fn a_nearly_full_pool_finds_pages_for_writes_in_flight() {
     let r = rig.control(Control::Checkpoint);
     assert!(r.is_ok());
 }
+
+// a write in place, a discard of its sub-block, and a second write that fills the sub-block up
+#[test]
+fn a_sub_block_is_not_filled_up_while_an_older_write_may_land_in_it() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 1 << 30);
+    let v = rig.attach(id);
+    rig.write(&v, 0, &[1; 8192]).unwrap();
+    let (mut old, mut new) = (Plan::with_capacity(64), Plan::with_capacity(64));
+    assert_eq!(rig.worker.write(&v, 0, 512, false, &mut old), Ok(Step::Issue { covered: 512 }));
+    assert_eq!(rig.worker.discard(&v, 0, 4096), Ok(Step::Done { covered: 4096 }));
+    let in_flight = Ok(Step::Park(ParkReason::InFlight));
+    assert_eq!(rig.worker.write(&v, 3072, 512, false, &mut new), in_flight);
+    rig.settle();
+    rig.now += 1_000_000_000;
+    rig.settle();
+    assert_eq!(rig.worker.write(&v, 3072, 512, false, &mut new), in_flight);
+    // Others do not wait for it: it writes whole sub-blocks.
+    rig.write(&v, 0, &[2; 4096]).unwrap();
+    assert_eq!(rig.worker.discard(&v, 0, 4096), Ok(Step::Done { covered: 4096 }));
+    rig.worker.complete(&v, &mut old, Ok(())).unwrap();
+    assert!(rig.engine.next_deadline().is_some());
+    let (events, _) = (rig.pool.events(), rig.pool.take_wakeups());
+    rig.now += 20_000_000;
+    rig.settle();
+    assert!(rig.pool.events() != events && rig.pool.take_wakeups() != 0, "nothing wakes it");
+    rig.write(&v, 3072, &[3; 512]).unwrap();
+    let mut expected = vec![0; 4096];
+    expected[3072..3584].fill(3);
+    assert_eq!(rig.read(&v, 0, 4096), expected);
+}

@@ -310,13 +310,14 @@ const ITEMS: &[Item] = &[
 ];
 
 /// Rules that random histories rarely meet, by the switches that remove them.
-const RULES: [&str; 7] = [
+const RULES: [&str; 8] = [
     "CheckpointFlushesFirst",
     "CommitFlushesFirst",
     "ReleaseUndurable",
     "DrainOneEpoch",
     "NoRestamp",
     "NoCancelWithoutLeaf",
+    "FillUndrained",
     "LsnNotCarried",
 ];
 /// Seeds that each removal has to be noticed with: fixed ones, and some new random ones.

@@ -199,6 +199,7 @@ impl Engine {
             self.step_checkpoint();
             self.step_controls();
             self.step_releases();
+            self.step_awaited_epoch();
             self.step_grants();
             self.step_space();
             if !self.io.has_waiting() && !self.pool.engine_wanted() {
@@ -260,7 +261,8 @@ impl Engine {
         }
         let commit = self.commit_deadline();
         let checkpoint = self.checkpoint_deadline();
-        let drains = self.releases.has_drains().then(|| self.now_ns.saturating_add(DRAIN_POLL_NS));
+        let drains = (self.releases.has_drains() || self.awaited_epoch() != 0)
+            .then(|| self.now_ns.saturating_add(DRAIN_POLL_NS));
         [commit, checkpoint, drains, self.space_deadline()].into_iter().flatten().min()
     }
 
@@ -348,6 +350,29 @@ impl Engine {
 
     fn has_failed(&self) -> bool {
         self.pool.failure().is_some_and(|error| !(self.closing && error == MapperError::Closed))
+    }
+
+    fn awaited_epoch(&self) -> u64 {
+        self.pool.wake.0.epoch.load(Ordering::SeqCst)
+    }
+
+    /// Advances the IO epoch for writes that wait for older ones to end (R5f).
+    fn step_awaited_epoch(&self) {
+        let awaited = self.awaited_epoch();
+        if awaited == 0 {
+            return;
+        }
+        let advanced = self.pool.epochs.try_advance();
+        let reached = self.pool.epochs.reached(awaited);
+        if reached {
+            // A later one may be awaited by now: that one stays.
+            let word = &self.pool.wake.0.epoch;
+            let _ = word.compare_exchange(awaited, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        if advanced || reached {
+            self.pool.bump();
+            self.pool.want_engine();
+        }
     }
 
     fn step_releases(&mut self) {

@@ -273,6 +273,10 @@ impl Worker {
         match new {
             Ok(new) if new != now => {
                 site.set(&mut self.spares, || guard.take_lsn(1), extent, now, new);
+                if new.physical == now.physical {
+                    // R5f: a write in place that saw the bits may still land there.
+                    stripe.note_cleared(pool.epochs.drain_end());
+                }
             }
             _ => pool.ring.release(self.slot, 1),
         }

@@ -264,6 +264,9 @@ impl Worker {
         if self.conflicts(stripe, volume.identity.id, piece, filled, shared) {
             return Planned::Park(ParkReason::InFlight);
         }
+        if filled != 0 && mapping.is_mapped() && shared.is_none() && !self.may_fill(stripe) {
+            return Planned::Park(ParkReason::InFlight);
+        }
         let copied = if shared.is_some() { mapping.valid & !whole } else { 0 };
         // Each run of copied sub-blocks is an operation, and then the fills and the write.
         if plan.room() < runs_of(copied) + 3 {
@@ -353,6 +356,19 @@ impl Worker {
             any |= in_the_way;
         }
         any
+    }
+
+    /// Whether zeroes can be written around a write's bytes in an extent that the volume has (R5f).
+    /// Not while a write in place is in flight that found the sub-block valid, before a discard: it
+    /// could land over the zeroes. It has no entry in the table that would wake the waiting one, so
+    /// the engine does.
+    fn may_fill(&self, stripe: &Stripe) -> bool {
+        let until = stripe.cleared_until();
+        if self.pool.epochs.reached(until) || active(Mutation::FillUndrained) {
+            return true;
+        }
+        self.pool.await_epoch(until);
+        false
     }
 
     /// A copy holds one more reference to its source, so that the extent does not become exclusive

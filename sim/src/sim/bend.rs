@@ -73,7 +73,9 @@ impl Profile {
             | Mutation::GroupInPieces
             | Mutation::DiffTrustsShared
             | Mutation::AccountByLeaf => self.bend_to_groups(),
-            Mutation::NoCancel | Mutation::NoCancelWithoutLeaf => self.bend_to_overlaps(),
+            Mutation::NoCancel | Mutation::NoCancelWithoutLeaf | Mutation::FillUndrained => {
+                self.bend_to_overlaps()
+            }
             Mutation::OverwriteFullRing => self.bend_to_full_rings(),
             _ => {}
         }

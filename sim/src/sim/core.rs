@@ -241,6 +241,13 @@ impl Core {
         self.held.clear();
     }
 
+    /// Releases one held back operation, counted from the oldest.
+    pub fn release_held(&mut self, number: usize) {
+        if let Some(token) = self.held.keys().nth(number).copied() {
+            self.held.remove(&token);
+        }
+    }
+
     /// Makes the devices execute the held back operations, without an answer.
     pub fn execute_held(&mut self) {
         for disk in &mut self.disks {

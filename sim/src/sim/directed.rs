@@ -9,6 +9,7 @@ use super::core::Class;
 use super::disk::Keep;
 use super::oracle::Violation;
 use super::profile::Profile;
+use super::up::Kind;
 use super::world::script::BLOCK;
 use super::world::{Crash, World};
 
@@ -98,6 +99,7 @@ pub const ALL: &[Script] = &[
         bend: as_it_is,
         steps: discard_without_leaf_under_first_write,
     },
+    Script { shows: &[Mutation::FillUndrained], bend: as_it_is, steps: fill_under_write_in_place },
     Script { shows: &[Mutation::LsnNotCarried], bend: as_it_is, steps: unshare_after_write },
     Script { shows: &[Mutation::NoRestamp], bend: as_it_is, steps: killed_in_two_recoveries },
     Script { shows: &[Mutation::CaptureLate], bend: small, steps: written_behind_the_flush },
@@ -253,6 +255,28 @@ fn discard_without_leaf_under_first_write(world: &mut World) -> Result<(), Viola
     world.discard(volume, 0)?;
     world.release(Class::Write)?;
     world.expect_unmapped(volume)
+}
+
+/// R5f: a write in place is in flight when its sub-block is discarded. Another write fills the
+/// sub-block up with zeroes, which land first. The old write is answered and not there, and comes
+/// back with the new one.
+fn fill_under_write_in_place(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.write(volume, 0, 0)?;
+    world.write(volume, 0, 1)?;
+    world.hold(&[Class::Write]);
+    world.ask(Kind::Write, volume, (0, 1), false)?;
+    world.settle()?;
+    world.ask(Kind::Discard, volume, (0, BLOCK), false)?;
+    world.settle()?;
+    world.ask(Kind::Write, volume, (BLOCK - 2, 1), false)?;
+    world.settle()?;
+    // The zeroes in front of the second write, if it was sent; then the first write.
+    world.release_held(1)?;
+    world.release_held(0)?;
+    world.read(volume, 0, 0)?;
+    world.release(Class::Write)?;
+    world.read(volume, 0, 0)
 }
 
 /// R14: the process dies in two recoveries. In the first its superblock is durable already, in the

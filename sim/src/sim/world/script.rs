@@ -230,6 +230,13 @@ impl World {
         self.settle()
     }
 
+    /// Releases one of the held operations, counted from the oldest, if there is one, and runs
+    /// everything that can proceed. The others stay held.
+    pub fn release_held(&mut self, number: usize) -> Result<(), Violation> {
+        self.core.release_held(number);
+        self.settle()
+    }
+
     /// A new volume, of this many extents.
     pub fn volume(&mut self, extents: usize) -> Result<u32, Violation> {
         let units = extents * self.extent_units();
