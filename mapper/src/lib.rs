@@ -27,6 +27,7 @@ mod diff;
 pub mod directory;
 #[cfg(not(loom))]
 pub mod engine;
+pub mod entry;
 pub mod error;
 pub mod format;
 pub mod geometry;

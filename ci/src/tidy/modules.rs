@@ -18,6 +18,7 @@ const LAYERS: [Layers; 2] = [
         &[
             &["mutation", "sync", "units"],
             &["allocator", "directory", "geometry", "io_epoch", "mapping", "mutation_gate"],
+            &["entry"],
             &["io", "leaf", "shared_counts", "stripe"],
             &["arena", "format"],
             &["claim", "error"],
