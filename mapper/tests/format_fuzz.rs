@@ -17,7 +17,7 @@ use blockd_mapper::format::leaf_page::{decode_leaf, encode_leaf};
 use blockd_mapper::format::page::{PageExpect, PageKind, PageStamp};
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::format::wal::{WalStop, decode_block};
-use blockd_mapper::format::{Limits, Place, record};
+use blockd_mapper::format::{Place, record};
 use blockd_mapper::io::Page;
 use blockd_mapper::ring::{DeltaRing, Dropped, RingMemory, VecRingMemory};
 use blockd_mapper::units::{Lsn, SlotIndex};
@@ -112,6 +112,7 @@ fn records() {
     let mut random = fastrand::Rng::with_seed(seed);
     let samples: Vec<Vec<u8>> = samples::changes()
         .iter()
+        .chain([&samples::composite_change()])
         .map(|change| {
             let mut units = vec![0; change.units() * 32];
             record::encode(change, 5, &mut units).unwrap();
@@ -122,7 +123,7 @@ fn records() {
     for iteration in 0..iterations * 2 {
         let mut bytes = samples[random.usize(..samples.len())].clone();
         damage(&mut bytes, &mut random);
-        let Ok((change, delta, units)) = record::decode(&bytes, &Limits::layout(), Place::Memory)
+        let Ok((change, delta, units)) = record::decode(&bytes, &samples::layout(), Place::Memory)
         else {
             continue;
         };
@@ -141,7 +142,8 @@ fn ring() {
     let original = Arc::new(VecRingMemory::new(2, 8));
     let ring = DeltaRing::format(original.clone(), &POOL, &[1; 16], 2, 8).unwrap();
     let mut published = Vec::new();
-    for (change, lsn) in samples::changes().iter().chain(&samples::changes()).zip(1..) {
+    let changes = [samples::changes(), vec![samples::composite_change()], samples::changes()];
+    for (change, lsn) in changes.iter().flatten().zip(1..) {
         published.push((Lsn(lsn), change.clone()));
         let (slot, units) = (usize::from(lsn % 3 == 0), change.units() as u64);
         while !ring.reserve(slot, units) {

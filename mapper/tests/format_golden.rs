@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use blockd_mapper::format::Place;
 use blockd_mapper::format::catalogue::{decode_catalogue, encode_catalogue};
 use blockd_mapper::format::index_page::{decode_index, encode_index};
 use blockd_mapper::format::leaf_page::{decode_leaf, encode_leaf};
@@ -18,7 +19,6 @@ use blockd_mapper::format::page::PageExpect;
 use blockd_mapper::format::record;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::format::wal::decode_block;
-use blockd_mapper::format::{Limits, Place};
 use blockd_mapper::io::Page;
 use blockd_mapper::ring::{DeltaRing, Dropped, RingMemory, VecRingMemory};
 use blockd_mapper::units::{LeafId, Lsn, SlotIndex};
@@ -79,6 +79,9 @@ const RECORDS: &str = "
 0280: ff032211 04030201 65000000 00000000 00000000 00000000 00000000 00000000
 02a0: ff042211 04030201 12000000 00000000 00000000 00000000 01000000 00000000
 02c0: ff052211 04030201 62000000 00000000 00000000 00000000 00000000 00000000";
+const COMPOSITE_RECORD: &str = "
+0000: 43022211 04030201 01000000 03000000 debc0a00 00000000 21840000 00000000
+0020: ff012211 04030201 65870900 00000000 f0ff0000 00000000 00000000 00000000";
 const WAL: &str = "
 0000: 4244776c 55f66f08 73616d70 6c652070 6f6f6c20 69642e2e 21000000 00000000
 0020: 0b0a0000 17000100 51000000 00000000 00d00200 00000000 68676665 64636261
@@ -176,11 +179,22 @@ fn records() {
     let golden = bytes(RECORDS, out.len());
     let mut rest = &golden[..];
     for change in samples::changes() {
-        let (read, delta, units) = record::decode(rest, &Limits::layout(), Place::Memory).unwrap();
+        let (read, delta, units) = record::decode(rest, &samples::layout(), Place::Memory).unwrap();
         assert_eq!((read, delta), (change, 0x1122));
         rest = &rest[units * 32..];
     }
     assert!(rest.is_empty());
+}
+
+#[test]
+fn composite_record() {
+    let change = samples::composite_change();
+    let mut units = [0; 64];
+    assert_eq!(record::encode(&change, 0x1122, &mut units), Some(2));
+    check("COMPOSITE_RECORD", &units, COMPOSITE_RECORD);
+    let golden = bytes(COMPOSITE_RECORD, 64);
+    let read = record::decode(&golden, &samples::layout(), Place::Memory);
+    assert_eq!(read, Ok((change, 0x1122, 2)));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod samples;
 
+use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::format::catalogue::{
     VolumeKind, VolumeRecord, decode_catalogue, encode_catalogue,
 };
@@ -59,7 +60,19 @@ fn changes() -> impl Strategy<Value = Change> {
         ),
         (volumes(), volumes()).prop_map(|(volume, snapshot)| Change::Rollback { volume, snapshot }),
         groups(),
+        (volumes(), extent(), composites()).prop_map(|(volume, extent, composite)| {
+            Change::entry(volume, extent, Entry::Composite(composite))
+        }),
     ]
+}
+
+fn composites() -> impl Strategy<Value = Composite> {
+    (0..1_u64 << 40, 1..1_u64 << 40, any::<u64>(), any::<u64>()).prop_map(
+        |(overlay, offset, top, under)| {
+            let base = PhysicalExtent((overlay + offset) % (1 << 40));
+            Composite { overlay: PhysicalExtent(overlay), top, base, under }
+        },
+    )
 }
 
 fn groups() -> impl Strategy<Value = Change> {
@@ -229,7 +242,7 @@ proptest! {
         seal(&mut builder);
         let mut read = Vec::new();
         for page in &pages {
-            let block = decode_block(&page.0, &expect, &Limits::layout(), Place::Memory).unwrap();
+            let block = decode_block(&page.0, &expect, &samples::layout(), Place::Memory).unwrap();
             read.extend(&block);
             expect = block.next(&expect);
         }
@@ -242,7 +255,7 @@ proptest! {
     fn record_of_any_change(change in changes(), delta: u16) {
         let mut bytes = [0xee; record::MAX_UNITS * 32];
         let units = record::encode(&change, delta, &mut bytes).unwrap();
-        let read = record::decode(&bytes, &Limits::layout(), Place::Memory);
+        let read = record::decode(&bytes, &samples::layout(), Place::Memory);
         prop_assert_eq!(read, Ok((change.clone(), delta, units)));
         prop_assert_eq!(record::encode(&change, delta, &mut bytes[..units * 32 - 1]), None);
     }
@@ -261,7 +274,7 @@ fn a_block_refuses_records_too_far_ahead_or_backwards() {
 #[test]
 fn an_epoch_beyond_the_superblock_is_no_end_of_the_log() {
     let page = samples::wal_block();
-    let limits = Limits::layout();
+    let limits = samples::layout();
     let read = |min, max| {
         let (min_epoch, max_epoch) = (Epoch(min), Epoch(max));
         let expect = WalExpect { min_epoch, max_epoch, ..samples::wal_expect() };

@@ -200,6 +200,7 @@ impl State {
                 self.map(volume, extent, mapping)
             }
             Change::Unmap { volume, extent } => self.map(volume, extent, Mapping::UNMAPPED),
+            Change::Composite { .. } => Err("composite entries are not supported".to_owned()),
             Change::UnmapLeaf { volume, slot } => {
                 let change = self.view(volume)?.slot(slot.0);
                 *change = SlotChange { cleared: true, entries: BTreeMap::new() };

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::format::superblock::COMPOSITE;
 use crate::format::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::units::{DeviceIndex, PageAddress};
 
@@ -127,8 +128,8 @@ pub enum Problem {
     },
     /// Written by a version that this code can't read.
     #[error(
-        "format {major}.{minor} with incompatible features {incompat:#x}: this build reads \
-         {FORMAT_MAJOR}.{FORMAT_MINOR} with features {known:#x}"
+        "format {major}.{minor} with incompatible features {}: this build reads \
+         {FORMAT_MAJOR}.{FORMAT_MINOR} with features {}", Incompat(*incompat), Incompat(*known)
     )]
     Unsupported {
         /// Major version found.
@@ -210,6 +211,16 @@ pub enum Problem {
         /// Sum of the other.
         second: u64,
     },
+}
+
+/// A set of `incompat` bits, with the names of those that are defined.
+struct Incompat(u64);
+
+impl fmt::Display for Incompat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let composite = if self.0 & COMPOSITE == 0 { "" } else { " (composite)" };
+        write!(f, "{:#x}{composite}", self.0)
+    }
 }
 
 impl Problem {

@@ -68,6 +68,7 @@ pub struct Limits {
     page_end: u64,
     unknown_features: bool,
     volume_settings: bool,
+    composite: bool,
 }
 
 impl Limits {
@@ -81,6 +82,7 @@ impl Limits {
             page_end: physical_end * geometry.pages_per_extent(),
             unknown_features: false,
             volume_settings: false,
+            composite: false,
         }
     }
 
@@ -97,6 +99,17 @@ impl Limits {
     pub const fn with_volume_settings(mut self, settings: bool) -> Self {
         self.volume_settings = settings;
         self
+    }
+
+    /// The same in a pool whose entries may be composite.
+    #[must_use]
+    pub const fn with_composite(mut self, composite: bool) -> Self {
+        self.composite = composite;
+        self
+    }
+
+    pub(crate) const fn has_composite(&self) -> bool {
+        self.composite
     }
 
     pub(crate) const fn has_volume_settings(&self) -> bool {
@@ -116,6 +129,7 @@ impl Limits {
             page_end: MAX_PHYSICAL_EXTENTS << 8,
             unknown_features: false,
             volume_settings: false,
+            composite: false,
         }
     }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::entry::{Composite, Entry};
 use crate::format::catalogue::{check_volume, name_len};
 use crate::format::{FormatError, Limits, Place, Problem, Structure, VolumeName, check_reserved};
 use crate::geometry::{LEAF_ENTRIES, MAX_GROUP, MAX_NAME, MAX_VOLUME_SIZE};
-use crate::mapping::Mapping;
 use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId, WallTime};
 
 /// Bytes of a unit.
@@ -33,7 +33,9 @@ const SNAPSHOT: u8 = 7;
 const CLONE: u8 = 8;
 const ROLLBACK: u8 = 9;
 const SNAPSHOT_GROUP: u8 = 10;
-/// For features to come; 64 to 67 are to be grant, grow, mark and composite.
+/// Only in pools with the feature; else as reserved as the others.
+const COMPOSITE: u8 = 67;
+/// For features to come; 64 to 66 are to be grant, grow and mark.
 const RESERVED: std::ops::RangeInclusive<u8> = 11..=127;
 const CONTINUED: u8 = 255;
 
@@ -66,6 +68,21 @@ pub enum Change {
         volume: VolumeId,
         /// Which extent.
         extent: ExtentIndex,
+    },
+    /// The extent's entry becomes exactly this overlay above this base.
+    Composite {
+        /// The volume.
+        volume: VolumeId,
+        /// Which extent.
+        extent: ExtentIndex,
+        /// The extent that is read first.
+        overlay: PhysicalExtent,
+        /// Its valid sub-blocks.
+        top: u64,
+        /// The extent below it.
+        base: PhysicalExtent,
+        /// Valid sub-blocks of the base.
+        under: u64,
     },
     /// All 256 entries of a slot become empty.
     UnmapLeaf {
@@ -143,12 +160,15 @@ pub enum Change {
 }
 
 impl Change {
-    /// The change that makes an extent's entry `mapping`.
+    /// The change that makes an extent's entry `entry`.
     #[must_use]
-    pub fn entry(volume: VolumeId, extent: ExtentIndex, mapping: Mapping) -> Self {
-        match mapping.physical {
-            None => Self::Unmap { volume, extent },
-            Some(physical) => Self::Map { volume, extent, physical, valid: mapping.valid },
+    pub fn entry(volume: VolumeId, extent: ExtentIndex, entry: impl Into<Entry>) -> Self {
+        match entry.into() {
+            Entry::Unmapped => Self::Unmap { volume, extent },
+            Entry::Mapped { physical, valid } => Self::Map { volume, extent, physical, valid },
+            Entry::Composite(Composite { overlay, top, base, under }) => {
+                Self::Composite { volume, extent, overlay, top, base, under }
+            }
         }
     }
 
@@ -158,6 +178,7 @@ impl Change {
         match *self {
             Self::Map { volume, .. }
             | Self::Unmap { volume, .. }
+            | Self::Composite { volume, .. }
             | Self::UnmapLeaf { volume, .. }
             | Self::Create { volume, .. }
             | Self::Delete { volume }
@@ -172,16 +193,22 @@ impl Change {
     /// Whether it changes the set of volumes rather than entries.
     #[must_use]
     pub const fn is_structure(&self) -> bool {
-        !matches!(self, Self::Map { .. } | Self::Unmap { .. } | Self::UnmapLeaf { .. })
+        !matches!(
+            self,
+            Self::Map { .. } | Self::Unmap { .. } | Self::Composite { .. } | Self::UnmapLeaf { .. }
+        )
     }
 
     /// Units that it takes.
     #[must_use]
     pub fn units(&self) -> usize {
-        if let Self::SnapshotGroup { members, .. } = self {
-            return 1 + members.iter().map(|member| 1 + name_units(&member.name)).sum::<usize>();
+        match self {
+            Self::SnapshotGroup { members, .. } => {
+                1 + members.iter().map(|member| 1 + name_units(&member.name)).sum::<usize>()
+            }
+            Self::Composite { .. } => 2,
+            other => 1 + other.name().map_or(0, name_units),
         }
-        1 + self.name().map_or(0, name_units)
     }
 
     const fn name(&self) -> Option<&VolumeName> {
@@ -198,6 +225,7 @@ impl Change {
         match *self {
             Self::Map { extent, physical, valid, .. } => (MAP, [extent.0, physical.0, valid]),
             Self::Unmap { extent, .. } => (UNMAP, [extent.0, 0, 0]),
+            Self::Composite { extent, overlay, top, .. } => (COMPOSITE, [extent.0, overlay.0, top]),
             Self::UnmapLeaf { slot, .. } => (UNMAP_LEAF, [slot.0.into(), 0, 0]),
             Self::Create { size, block_size, made, ref name, .. } => {
                 (CREATE, [size, block_size.into(), stamped(name, made)])
@@ -227,6 +255,8 @@ impl Change {
         let further = |number| head(CONTINUED, number, lsn_delta, self.volume());
         if let Some(name) = self.name() {
             put_name(name, 1, further, unit);
+        } else if let Self::Composite { base, under, .. } = *self {
+            unit([further(1), base.0, under, 0]);
         } else if let Self::SnapshotGroup { members, .. } = self {
             put_members(members, further, unit);
         }
@@ -329,14 +359,9 @@ fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Chang
     let name = |len| name_from(head, 1, more.unwrap_or_default(), len);
     match kind {
         MAP => {
-            let (extent, physical) = (extent(a)?, PhysicalExtent(b));
-            if !limits.allows_physical(physical) {
-                return Err(Problem::field("physical extent", b, "an extent of the pool"));
-            }
-            if !limits.allows_bits(c) {
-                return Err(Problem::field("bitmap", c, "within the sub-blocks"));
-            }
-            Ok(Change::Map { volume, extent, physical, valid: c })
+            let extent = extent(a)?;
+            let physical = physical("physical extent", b, limits)?;
+            Ok(Change::Map { volume, extent, physical, valid: bitmap("bitmap", c, limits)? })
         }
         UNMAP => zero(&[b, c]).and(Ok(Change::Unmap { volume, extent: extent(a)? })),
         UNMAP_LEAF => {
@@ -371,11 +396,33 @@ fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Chang
             let members = members_from(head, volume, a, more.unwrap_or_default())?;
             Ok(Change::SnapshotGroup { volume, made, members })
         }
+        COMPOSITE if limits.has_composite() => {
+            let extent = extent(a)?;
+            let overlay = physical("overlay", b, limits)?;
+            let top = bitmap("bitmap of the overlay", c, limits)?;
+            let (base, under) = base_from(head, more.unwrap_or_default(), limits)?;
+            if overlay == base {
+                return Err(Problem::field("base", base.0, "another extent than the overlay"));
+            }
+            Ok(Change::Composite { volume, extent, overlay, top, base, under })
+        }
         kind if RESERVED.contains(&kind) => {
             Err(Problem::UnsupportedKind { what: "record kind", found: kind.into() })
         }
         kind => Err(Problem::field("record kind", kind.into(), "from 1 to 10")),
     }
+}
+
+/// Reads the base of a composite entry, and its bitmap, from the unit behind the head.
+fn base_from(head: u64, more: &[u8], limits: &Limits) -> Result<(PhysicalExtent, u64), Problem> {
+    let Some(unit) = more.first_chunk::<UNIT_SIZE>() else {
+        return Err(Problem::Mismatch { field: "units", found: 1, expected: 2 });
+    };
+    check_further(unit, head, 1)?;
+    let [_, base, under, unused] = unit_from_bytes(unit);
+    let base = physical("base", base, limits)?;
+    let under = bitmap("bitmap of the base", under, limits)?;
+    zero(&[unused]).and(Ok((base, under)))
 }
 
 /// Reads the members of a group from the units behind its head.
@@ -458,6 +505,23 @@ fn extent(found: u64) -> Result<ExtentIndex, Problem> {
         Ok(ExtentIndex(found))
     } else {
         Err(Problem::field("extent", found, allowed))
+    }
+}
+
+fn physical(field: &'static str, found: u64, limits: &Limits) -> Result<PhysicalExtent, Problem> {
+    let physical = PhysicalExtent(found);
+    if limits.allows_physical(physical) {
+        Ok(physical)
+    } else {
+        Err(Problem::field(field, found, "an extent of the pool"))
+    }
+}
+
+fn bitmap(field: &'static str, found: u64, limits: &Limits) -> Result<u64, Problem> {
+    if limits.allows_bits(found) {
+        Ok(found)
+    } else {
+        Err(Problem::field(field, found, "within the sub-blocks"))
     }
 }
 

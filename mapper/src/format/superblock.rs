@@ -17,7 +17,10 @@ use crate::units::{DeviceIndex, Epoch, Lsn, PhysicalExtent};
 pub use crate::format::devices::{DeviceRecord, DeviceTable};
 use crate::format::devices::{RAW_DEVICES, RawDevice};
 
-/// Features that a reader must know to read. None exists yet.
+/// Entries may be composite: leaf pages of version 2, under pages, and records of kind 67.
+pub const COMPOSITE: u64 = 1;
+/// Features that a reader must know to read. None yet: the codecs know [`COMPOSITE`], and nothing
+/// serves a pool with it.
 pub const KNOWN_INCOMPAT: u64 = 0;
 /// Features that a writer must know to write. None exists yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
@@ -228,6 +231,8 @@ impl Superblock {
         let limits = limits.map(|limits| limits.with_unknown_features(self.ignores_features()));
         let has_settings = self.compat & VOLUME_SETTINGS != 0;
         let limits = limits.map(|limits| limits.with_volume_settings(has_settings));
+        let has_composite = self.incompat & COMPOSITE != 0;
+        let limits = limits.map(|limits| limits.with_composite(has_composite));
         limits.map_err(|problem| problem.of(Structure::Superblock, Place::Memory))
     }
 

@@ -82,7 +82,9 @@ impl DeltaRing {
                 *bytes = word.to_le_bytes();
             }
         }
-        let (change, _, _) = record::try_decode(bytes, &Limits::layout()).map_err(fault)?;
+        // A commit and a replay check the change against their pool.
+        let limits = Limits::layout().with_composite(true);
+        let (change, _, _) = record::try_decode(bytes, &limits).map_err(fault)?;
         let dropped = Dropped::from_word(head[R_DROPPED])
             .ok_or_else(|| fault(Problem::field("dropped", head[R_DROPPED], "extent or leaf")))?;
         let lsn = Lsn(head[R_LSN]);

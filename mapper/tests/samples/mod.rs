@@ -1,6 +1,7 @@
 //! One valid structure of each kind, with a different value in every field.
 #![allow(dead_code, reason = "each test uses some of them")]
 
+use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord};
 use blockd_mapper::format::page::PageStamp;
 use blockd_mapper::format::record::{Change, GroupMember};
@@ -21,7 +22,12 @@ pub(crate) const POOL: [u8; 16] = *b"sample pool id..";
 /// Geometry and limits of the sample pool.
 pub(crate) fn limits() -> (Geometry, Limits) {
     let geometry = Geometry::new(64 << 10).unwrap();
-    (geometry, Limits::new(geometry, 1 << 20))
+    (geometry, Limits::new(geometry, 1 << 20).with_composite(true))
+}
+
+/// The limits of the layout, in a pool with composite entries.
+pub(crate) fn layout() -> Limits {
+    Limits::layout().with_composite(true)
 }
 
 pub(crate) fn name(text: &str) -> VolumeName {
@@ -116,7 +122,7 @@ pub(crate) fn volume(index: usize) -> Option<VolumeRecord> {
     [(0, volume), (14, snapshot)].into_iter().find(|(at, _)| *at == index).map(|(_, record)| record)
 }
 
-/// One change of each kind.
+/// One change of each kind that every pool may have.
 pub(crate) fn changes() -> Vec<Change> {
     let (volume, source, extent) =
         (VolumeId(0x0102_0304), VolumeId(0x11), ExtentIndex(0x3_0000_0001));
@@ -142,6 +148,20 @@ pub(crate) fn changes() -> Vec<Change> {
             .into(),
         },
     ]
+}
+
+/// A composite entry.
+pub(crate) const COMPOSITE: Composite = Composite {
+    overlay: PhysicalExtent(0xabcde),
+    top: 0x8421,
+    base: PhysicalExtent(0x98765),
+    under: 0xfff0,
+};
+
+/// The change that makes it.
+pub(crate) fn composite_change() -> Change {
+    let (volume, extent) = (VolumeId(0x0102_0304), ExtentIndex(0x3_0000_0001));
+    Change::entry(volume, extent, Entry::Composite(COMPOSITE))
 }
 
 /// A sealed block with one change of each kind.

@@ -147,6 +147,10 @@ fn words(change: &Change) -> String {
         Change::Map { volume, extent, physical, valid } => {
             format!("map volume {volume} extent {extent} to {physical} valid {valid:x}")
         }
+        Change::Composite { volume, extent, overlay, top, base, under } => format!(
+            "map volume {volume} extent {extent} to {overlay} valid {top:x} over {base} valid \
+             {under:x}"
+        ),
         Change::Unmap { volume, extent } => format!("unmap volume {volume} extent {extent}"),
         Change::UnmapLeaf { volume, slot } => format!("unmap volume {volume} slot {slot}"),
         Change::Create { volume, size, block_size, made, name } => {
