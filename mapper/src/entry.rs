@@ -55,6 +55,17 @@ impl Entry {
         }
     }
 
+    /// The base of a composite entry with its valid sub-blocks; unmapped for any other entry.
+    #[must_use]
+    pub const fn base(&self) -> Mapping {
+        match *self {
+            Self::Composite(Composite { base, under, .. }) => {
+                Mapping { physical: Some(base), valid: under }
+            }
+            Self::Unmapped | Self::Mapped { .. } => Mapping::UNMAPPED,
+        }
+    }
+
     /// Whether an extent of the pool is behind the entry, even one without valid sub-blocks.
     #[must_use]
     pub const fn is_mapped(&self) -> bool {
@@ -119,6 +130,7 @@ mod tests {
         assert_eq!(entry.plain(), None);
         assert!(entry.is_mapped());
         assert_eq!(entry.valid(), 7);
+        assert_eq!(entry.base(), Mapping { physical: Some(PhysicalExtent(9)), valid: 3 });
         assert!(entry.extents().eq([PhysicalExtent(7), PhysicalExtent(9)]));
     }
 }

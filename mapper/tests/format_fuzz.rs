@@ -13,9 +13,10 @@ use std::sync::atomic::Ordering;
 
 use blockd_mapper::format::catalogue::{decode_catalogue, encode_catalogue};
 use blockd_mapper::format::index_page::{decode_index, encode_index};
-use blockd_mapper::format::leaf_page::{decode_leaf, encode_leaf};
+use blockd_mapper::format::leaf_page::{LeafPage, decode_leaf, encode_composite_leaf, encode_leaf};
 use blockd_mapper::format::page::{PageExpect, PageKind, PageStamp};
 use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::format::under_page::{decode_under, encode_under};
 use blockd_mapper::format::wal::{WalStop, decode_block};
 use blockd_mapper::format::{Place, record};
 use blockd_mapper::io::Page;
@@ -54,11 +55,70 @@ fn leaf_page() {
     fuzz(&page, &CRC_OF_PAGE, |bytes| {
         let expect = orphan(PageKind::Leaf, 0);
         let Ok(read) = decode_leaf(bytes, &expect, &limits, Place::Memory) else { return false };
-        let mut again = Page::zeroed();
-        encode_leaf(&mut again, &read.header().stamp, |index| read.entry(index));
-        assert!(again.0 == *bytes);
+        assert!(leaf_again(&read).0 == *bytes);
         true
     });
+}
+
+/// Writes a leaf page as it was read.
+fn leaf_again(read: &LeafPage<'_>) -> Page {
+    let mut page = Page::zeroed();
+    let stamp = &read.header().stamp;
+    match read.plain() {
+        Some(plain) => {
+            let plain: Vec<_> = plain.collect();
+            encode_leaf(&mut page, stamp, |index| plain[index]);
+        }
+        None => {
+            encode_composite_leaf(&mut page, stamp, read.under(), |index| read.entry(index));
+        }
+    }
+    page
+}
+
+#[test]
+fn composite_leaf_page() {
+    let (_, limits) = limits();
+    fuzz(&composite_leaf().0, &CRC_OF_PAGE, |bytes| {
+        let expect = orphan(PageKind::Leaf, 0);
+        let Ok(read) = decode_leaf(bytes, &expect, &limits, Place::Memory) else { return false };
+        assert!(leaf_again(&read).0 == *bytes);
+        true
+    });
+}
+
+#[test]
+fn under_page() {
+    let (_, limits) = limits();
+    fuzz(&under().0, &CRC_OF_PAGE, |bytes| {
+        let expect = orphan(PageKind::Under, 0);
+        let read = decode_under(bytes, &expect, &limits, Place::Memory, samples::overlay);
+        let Ok(read) = read else { return false };
+        let mut again = Page::zeroed();
+        encode_under(&mut again, &read.header().stamp, |index| read.entry(index));
+        assert!(again.0 == *bytes);
+        let bases = read.iter().map(|base| base.physical);
+        assert!(bases.zip(0..).all(|(base, index)| {
+            base.is_some() == samples::overlay(index).is_some()
+                && (base.is_none() || base != samples::overlay(index))
+        }));
+        true
+    });
+}
+
+/// A leaf page with composite entries, and its sum.
+fn composite_leaf() -> (Page, u64) {
+    let (mut page, stamp) = (Page::zeroed(), samples::stamp(7, 2));
+    let entry = |index| samples::entry(index).into();
+    let sum = encode_composite_leaf(&mut page, &stamp, samples::UNDER, entry);
+    (page, sum)
+}
+
+/// The under page of such a leaf, and its sum.
+fn under() -> (Page, u64) {
+    let (mut page, stamp) = (Page::zeroed(), samples::stamp(7, 2));
+    let sum = encode_under(&mut page, &stamp, |index| samples::entry(index).base());
+    (page, sum)
 }
 
 #[test]
@@ -185,6 +245,18 @@ fn each_flipped_bit_is_seen() {
     flip(&page, |bytes| decode_leaf(bytes, &expect, &limits, Place::Memory).is_err());
     let expect = PageExpect { sum: None, ..expect };
     flip(&page, |bytes| decode_leaf(bytes, &expect, &limits, Place::Memory).is_err());
+    let (composite, sum) = composite_leaf();
+    for sum in [Some(sum), None] {
+        let expect = PageExpect { sum, ..orphan(PageKind::Leaf, 0) };
+        flip(&composite, |bytes| decode_leaf(bytes, &expect, &limits, Place::Memory).is_err());
+    }
+    let (under, sum) = under();
+    for sum in [Some(sum), None] {
+        let expect = PageExpect { sum, ..orphan(PageKind::Under, 0) };
+        flip(&under, |bytes| {
+            decode_under(bytes, &expect, &limits, Place::Memory, samples::overlay).is_err()
+        });
+    }
     encode_index(&mut page, 1, &stamp, samples::reference);
     let expect = orphan(PageKind::Index, 1);
     flip(&page, |bytes| decode_index(bytes, &expect, &limits, Place::Memory).is_err());

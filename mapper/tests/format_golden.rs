@@ -14,10 +14,11 @@ use std::sync::atomic::Ordering;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::catalogue::{decode_catalogue, encode_catalogue};
 use blockd_mapper::format::index_page::{decode_index, encode_index};
-use blockd_mapper::format::leaf_page::{decode_leaf, encode_leaf};
+use blockd_mapper::format::leaf_page::{decode_leaf, encode_composite_leaf, encode_leaf};
 use blockd_mapper::format::page::PageExpect;
 use blockd_mapper::format::record;
 use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::format::under_page::{decode_under, encode_under};
 use blockd_mapper::format::wal::decode_block;
 use blockd_mapper::io::Page;
 use blockd_mapper::ring::{DeltaRing, Dropped, RingMemory, VecRingMemory};
@@ -41,6 +42,19 @@ const LEAF: &str = "
 0040: debc0a00 00010180 00000000 00000000 00000000 00000000 00000000 00000000
 0060: 00000000 00000000 00000500 00000001 00000000 00000000 00000000 00000000
 0e20: 00000000 00000000 00000000 00000000 00000600 00000001 ffff0000 00000000";
+const COMPOSITE_LEAF: &str = "
+0000: 42447067 01000200 33f7d9f7 07000000 73616d70 6c652070 6f6f6c20 69642e2e
+0020: 0b0a0000 04000000 61000000 00000000 78563412 00000000 21000000 00000000
+0040: debc0a00 00022184 00000000 00000000 00000000 00000000 00000000 00000000
+0060: 00000000 00000000 00000500 00000001 01000000 00000000 07000000 00020000
+0e20: 00000000 00000000 00000000 00000000 00000900 00000002 ff7f0000 00000000
+0e40: 91785600 00000000 98979695 94939291 00000000 00000000 00000000 00000000";
+const UNDER: &str = "
+0000: 42447067 04000100 51d2f68f 07000000 73616d70 6c652070 6f6f6c20 69642e2e
+0020: 0b0a0000 03000000 61000000 00000000 78563412 00000000 21000000 00000000
+0040: 65870900 0001f0ff 00000000 00000000 00000000 00000000 00000000 00000000
+0060: 00000000 00000000 00000000 00000000 00000000 00000000 08000000 00010000
+0e20: 00000000 00000000 00000000 00000000 00000a00 00000001 ffff0000 00000000";
 const INDEX: &str = "
 0000: 42447067 02020100 c36514f2 07000000 73616d70 6c652070 6f6f6c20 69642e2e
 0020: 0b0a0000 02000000 61000000 00000000 78563412 00000000 21000000 00000000
@@ -141,7 +155,34 @@ fn leaf_page() {
     let expect = PageExpect::leaf(POOL, SlotIndex(0x61), sum);
     let golden = bytes(LEAF, 4096);
     let read = decode_leaf(&golden, &expect, &limits().1, Place::Memory).unwrap();
-    assert!(read.iter().eq((0..256).map(samples::mapping)));
+    assert!(read.plain().unwrap().eq((0..256).map(samples::mapping)));
+}
+
+#[test]
+fn composite_leaf_page() {
+    let mut page = Page::zeroed();
+    let entry = |index| samples::entry(index).into();
+    let sum = encode_composite_leaf(&mut page, &samples::stamp(7, 0x61), samples::UNDER, entry);
+    check("COMPOSITE_LEAF", &page.0, COMPOSITE_LEAF);
+    let expect = PageExpect::leaf(POOL, SlotIndex(0x61), sum);
+    let golden = bytes(COMPOSITE_LEAF, 4096);
+    let read = decode_leaf(&golden, &expect, &limits().1, Place::Memory).unwrap();
+    assert_eq!((read.mapped(), read.under()), (4, samples::UNDER));
+    assert!(read.iter().eq((0..256).map(entry)));
+    assert!(read.plain().is_none());
+}
+
+#[test]
+fn under_page() {
+    let mut page = Page::zeroed();
+    let base = |index| samples::entry(index).base();
+    let sum = encode_under(&mut page, &samples::stamp(7, 0x61), base);
+    check("UNDER", &page.0, UNDER);
+    let expect = PageExpect::under(POOL, SlotIndex(0x61), sum);
+    let golden = bytes(UNDER, 4096);
+    let read =
+        decode_under(&golden, &expect, &limits().1, Place::Memory, samples::overlay).unwrap();
+    assert!(read.iter().eq((0..256).map(base)));
 }
 
 #[test]

@@ -9,10 +9,11 @@ use blockd_mapper::format::catalogue::{
     VolumeKind, VolumeRecord, decode_catalogue, encode_catalogue,
 };
 use blockd_mapper::format::index_page::{decode_index, encode_index};
-use blockd_mapper::format::leaf_page::{decode_leaf, encode_leaf};
+use blockd_mapper::format::leaf_page::{decode_leaf, encode_composite_leaf, encode_leaf};
 use blockd_mapper::format::page::{PageExpect, PageStamp};
 use blockd_mapper::format::record::{self, Change, GroupMember};
 use blockd_mapper::format::superblock::{DeviceRecord, DeviceTable, Superblock, newest};
+use blockd_mapper::format::under_page::{decode_under, encode_under};
 use blockd_mapper::format::wal::{WalBlockBuilder, WalExpect, WalStamp, WalStop, decode_block};
 use blockd_mapper::format::{Limits, PageRef, Place, Problem, VolumeName, capacity_of, levels_for};
 use blockd_mapper::geometry::Geometry;
@@ -186,9 +187,43 @@ proptest! {
         let read = decode_leaf(&page.0, &expect, &Limits::layout(), Place::Memory).unwrap();
         prop_assert_eq!(read.header().stamp, stamp);
         prop_assert_eq!(read.mapped() as usize, entries.iter().flatten().count());
-        prop_assert!(read.iter().eq((0..256).map(entry)));
+        prop_assert!(read.under().is_none());
+        prop_assert!(read.plain().unwrap().eq((0..256).map(entry)));
         let lost = PageExpect { sum: Some(sum ^ 1), ..expect };
         prop_assert!(decode_leaf(&page.0, &lost, &Limits::layout(), Place::Memory).is_err());
+    }
+
+    #[test]
+    fn composite_leaf_page(
+        mut entries in vec(proptest::option::of(composites()), 256),
+        plain in vec(any::<Option<(u64, u64)>>(), 256),
+        stamp in stamps(9),
+    ) {
+        // At least one is composite.
+        entries[255] = entries[255].or(Some(samples::COMPOSITE));
+        let entry = |index: usize| match (entries[index], plain[index]) {
+            (Some(composite), _) => Entry::Composite(composite),
+            (None, Some((physical, valid))) => {
+                Entry::Mapped { physical: PhysicalExtent(physical >> 24), valid }
+            }
+            (None, None) => Entry::Unmapped,
+        };
+        let slot = SlotIndex(u32::try_from(stamp.index).unwrap());
+        let (mut leaf, mut under) = (Page::zeroed(), Page::zeroed());
+        let sum = encode_under(&mut under, &stamp, |index| entry(index).base());
+        let expect_under = PageExpect::under(POOL, slot, sum);
+        let reference = PageRef { address: PageAddress(stamp.index + 1), sum };
+        let sum = encode_composite_leaf(&mut leaf, &stamp, reference, |index| entry(index).into());
+        let expect = PageExpect::leaf(POOL, slot, sum);
+        let limits = samples::layout();
+        let leaf = decode_leaf(&leaf.0, &expect, &limits, Place::Memory).unwrap();
+        prop_assert_eq!(leaf.header().stamp, stamp);
+        prop_assert_eq!(leaf.mapped() as usize, (0..256).filter(|&i| entry(i).is_mapped()).count());
+        prop_assert_eq!(leaf.under(), reference);
+        let overlay = |index| leaf.overlay(index);
+        let under = decode_under(&under.0, &expect_under, &limits, Place::Memory, overlay).unwrap();
+        prop_assert_eq!(under.header().stamp, stamp);
+        prop_assert!(under.whole(&leaf).eq((0..256).map(entry)));
     }
 
     #[test]

@@ -181,8 +181,13 @@ pub(crate) fn leaf_page(
     let page = reader.page(reference, Structure::LeafPage)?;
     let expect = PageExpect::leaf(reader.superblock().pool_id, slot, reference.sum);
     let decoded = decode_leaf(&page.0, &expect, reader.limits(), place)?;
+    let Some(plain) = decoded.plain() else {
+        let version = decoded.header().version.into();
+        let problem = Problem::UnsupportedKind { what: "page version", found: version };
+        return Err(problem.of(Structure::LeafPage, place).into());
+    };
     let mut entries = Box::new([Mapping::UNMAPPED; LEAF_ENTRIES]);
-    for (entry, mapping) in entries.iter_mut().zip(decoded.iter()) {
+    for (entry, mapping) in entries.iter_mut().zip(plain) {
         *entry = mapping;
     }
     Ok(entries)

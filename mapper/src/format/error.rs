@@ -25,6 +25,8 @@ pub enum Structure {
     Superblock,
     /// A page with the entries of one leaf.
     LeafPage,
+    /// A page with the bases of a leaf's composite entries.
+    UnderPage,
     /// A page with references to pages of the level below.
     IndexPage,
     /// A page with volume records.
@@ -44,6 +46,7 @@ impl fmt::Display for Structure {
         f.write_str(match self {
             Self::Superblock => "superblock",
             Self::LeafPage => "leaf page",
+            Self::UnderPage => "under page",
             Self::IndexPage => "index page",
             Self::CataloguePage => "catalogue page",
             Self::WalBlock => "WAL block",

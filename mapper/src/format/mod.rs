@@ -17,6 +17,7 @@ pub mod record;
 pub mod ring;
 pub mod settings;
 pub mod superblock;
+pub mod under_page;
 pub mod wal;
 
 pub use error::{FormatError, Place, Problem, Structure};

@@ -14,6 +14,9 @@ pub const PAGE_HEADER_SIZE: usize = 64;
 const MAGIC: [u8; 4] = *b"BDpg";
 const CRC_AT: usize = 8;
 
+/// Version of a leaf page that has composite entries.
+pub(crate) const COMPOSITE_LEAF_VERSION: u16 = 2;
+
 /// The kind of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -24,6 +27,8 @@ pub enum PageKind {
     Index = 2,
     /// Volume records.
     Catalogue = 3,
+    /// The bases of a leaf's composite entries.
+    Under = 4,
 }
 
 impl PageKind {
@@ -32,6 +37,15 @@ impl PageKind {
             Self::Leaf => Structure::LeafPage,
             Self::Index => Structure::IndexPage,
             Self::Catalogue => Structure::CataloguePage,
+            Self::Under => Structure::UnderPage,
+        }
+    }
+
+    /// The highest version of such a page.
+    const fn last_version(self) -> u16 {
+        match self {
+            Self::Leaf => COMPOSITE_LEAF_VERSION,
+            Self::Index | Self::Catalogue | Self::Under => STRUCTURE_VERSION,
         }
     }
 }
@@ -58,8 +72,10 @@ pub struct PageStamp {
 pub struct PageHeader {
     /// Its kind.
     pub kind: PageKind,
-    /// 0 for leaves and catalogue pages, from 1 up for index pages.
+    /// 0 for leaves, under pages and catalogue pages, from 1 up for index pages.
     pub level: u8,
+    /// Version of its layout.
+    pub version: u16,
     /// Entries in use.
     pub entries: u16,
     /// The stamp of its writer.
@@ -90,6 +106,12 @@ impl PageExpect {
     pub fn leaf(pool_id: PoolId, slot: SlotIndex, sum: u64) -> Self {
         let index = u64::from(slot.0);
         Self { pool_id, kind: PageKind::Leaf, level: 0, index, tree: None, sum: Some(sum) }
+    }
+
+    /// The bases of the composite entries in the leaf of a slot.
+    #[must_use]
+    pub fn under(pool_id: PoolId, slot: SlotIndex, sum: u64) -> Self {
+        Self { kind: PageKind::Under, ..Self::leaf(pool_id, slot, sum) }
     }
 
     /// An index page of a volume.
@@ -140,6 +162,7 @@ pub(crate) fn try_open(bytes: &[u8], expect: &PageExpect) -> Result<PageHeader, 
     Ok(PageHeader {
         kind: expect.kind,
         level: raw.level,
+        version: raw.version.get(),
         entries: raw.entries.get(),
         stamp: PageStamp {
             pool_id: raw.pool_id,
@@ -160,11 +183,23 @@ pub(crate) fn seal(
     entries: u16,
     stamp: &PageStamp,
 ) -> u64 {
+    seal_version(page, STRUCTURE_VERSION, kind, level, entries, stamp)
+}
+
+/// The same for a version of the page.
+pub(crate) fn seal_version(
+    page: &mut Page,
+    version: u16,
+    kind: PageKind,
+    level: u8,
+    entries: u16,
+    stamp: &PageStamp,
+) -> u64 {
     let raw = RawHeader {
         magic: MAGIC,
         kind: kind as u8,
         level,
-        version: STRUCTURE_VERSION.into(),
+        version: version.into(),
         crc: 0.into(),
         tree: stamp.tree.into(),
         pool_id: stamp.pool_id,
@@ -207,8 +242,9 @@ const _: () = assert!(size_of::<RawHeader>() == PAGE_HEADER_SIZE);
 
 impl RawHeader {
     fn check(&self, expect: &PageExpect) -> Result<(), Problem> {
-        if self.version.get() != STRUCTURE_VERSION {
-            let found = u64::from(self.version.get());
+        let version = self.version.get();
+        if version < STRUCTURE_VERSION || version > expect.kind.last_version() {
+            let found = u64::from(version);
             return Err(Problem::UnsupportedKind { what: "page version", found });
         }
         if self.pool_id != expect.pool_id {

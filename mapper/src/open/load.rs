@@ -217,7 +217,8 @@ impl Loader {
             What::Leaf { volume, slot, leaf } => {
                 let expect = PageExpect::leaf(id, slot, sum);
                 let decoded = decode_leaf(&page.0, &expect, &self.limits, place)?;
-                self.fill_leaf(pool, leaf, decoded.iter(), place)?;
+                let plain = decoded.plain().ok_or(MapperError::Internal("a composite entry"))?;
+                self.fill_leaf(pool, leaf, plain, place)?;
                 let _ = volume;
             }
         }

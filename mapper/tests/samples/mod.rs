@@ -94,6 +94,33 @@ pub(crate) fn mapping(index: usize) -> Mapping {
     }
 }
 
+/// An entry of a leaf that has composite ones.
+pub(crate) fn entry(index: usize) -> Entry {
+    let composite = |overlay, top, base, under| {
+        let (overlay, base) = (PhysicalExtent(overlay), PhysicalExtent(base));
+        Entry::Composite(Composite { overlay, top, base, under })
+    };
+    match index {
+        0 => Entry::Composite(COMPOSITE),
+        3 => Entry::Mapped { physical: PhysicalExtent(5), valid: 1 },
+        4 => composite(7, 0, 8, 0),
+        255 => composite(9, 0x7fff, 10, 0xffff),
+        _ => Entry::Unmapped,
+    }
+}
+
+/// The overlay of an entry of that leaf, if it is composite.
+pub(crate) fn overlay(index: usize) -> Option<PhysicalExtent> {
+    match entry(index) {
+        Entry::Composite(composite) => Some(composite.overlay),
+        Entry::Mapped { .. } | Entry::Unmapped => None,
+    }
+}
+
+/// The under page of that leaf.
+pub(crate) const UNDER: PageRef =
+    PageRef { address: PageAddress(0x0056_7891), sum: 0x9192_9394_9596_9798 };
+
 pub(crate) fn reference(index: usize) -> PageRef {
     match index {
         0 => PageRef { address: PageAddress(0x00ff_eedd), sum: 0x1112_1314_1516_1718 },

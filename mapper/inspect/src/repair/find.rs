@@ -54,7 +54,7 @@ pub(super) fn orphan_leaf(
     let expect = expect(pool_id, PageKind::Leaf, slot.into());
     let decoded = decode_leaf(&page, &expect, reader.limits(), Place::Page(address)).ok()?;
     let mut entries = Box::new([Mapping::UNMAPPED; LEAF_ENTRIES]);
-    for (entry, mapping) in entries.iter_mut().zip(decoded.iter()) {
+    for (entry, mapping) in entries.iter_mut().zip(decoded.plain()?) {
         *entry = mapping;
     }
     Some(entries)
