@@ -9,7 +9,8 @@
 
 use std::sync::OnceLock;
 
-use crate::leaf::Leaf;
+use crate::entry::Entry;
+use crate::leaf::{LEAF_ENTRIES, Leaf};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, zeroed_slice};
 use crate::units::LeafId;
 
@@ -35,6 +36,9 @@ pub struct LeafMeta {
     pub clean: AtomicBool,
     /// A checkpoint has yet to write the content as of its LSN.
     pub capture_pending: AtomicBool,
+    /// The leaf with the bases of composite entries; 0 for none. It belongs to this leaf alone, and
+    /// stays with it. Its own state has the page, and in `mapped` the number of bases.
+    pub under: AtomicU32,
     /// The leaf that follows in the free list; 0 for none. Belongs to the list's mutex.
     next_free: AtomicU32,
 }
@@ -49,6 +53,7 @@ impl LeafMeta {
         self.page_sum.store(0, Ordering::Relaxed);
         self.clean.store(false, Ordering::Relaxed);
         self.capture_pending.store(false, Ordering::Relaxed);
+        self.under.store(0, Ordering::Relaxed);
     }
 }
 
@@ -123,6 +128,32 @@ impl Arena {
         &block.metas[index]
     }
 
+    /// The leaf with the bases of this one's composite entries.
+    #[must_use]
+    #[inline]
+    pub fn under(&self, id: LeafId) -> Option<LeafId> {
+        let under = self.meta(id).under.load(Ordering::Acquire);
+        (under != 0).then_some(LeafId(under))
+    }
+
+    /// The present entry of a leaf, with its base. Takes no lock.
+    #[must_use]
+    #[inline]
+    pub fn entry(&self, id: LeafId, index: usize) -> Entry {
+        self.leaf(id).load_entry(index, || self.under(id).map(|under| self.leaf(under)))
+    }
+
+    /// All entries of a leaf, with their bases.
+    pub fn entries(&self, id: LeafId) -> impl Iterator<Item = Entry> {
+        (0..LEAF_ENTRIES).map(move |index| self.entry(id, index))
+    }
+
+    /// Composite entries of a leaf.
+    #[must_use]
+    pub fn composites(&self, id: LeafId) -> u32 {
+        self.under(id).map_or(0, |under| self.meta(under).mapped.load(Ordering::Relaxed))
+    }
+
     /// A leaf that maps nothing, without references. `None` if none is free: the engine refills.
     pub fn take(&self) -> Option<LeafId> {
         let mut first = self.free.lock();
@@ -137,9 +168,16 @@ impl Arena {
         Some(id)
     }
 
-    /// Clears a leaf and makes it free. No directory holds it, and no reader can have it (its IO
-    /// epoch is drained).
+    /// Clears a leaf and makes it free, with its under leaf. No directory holds it, and no reader
+    /// can have it (its IO epoch is drained).
     pub fn give_back(&self, id: LeafId) {
+        if let Some(under) = self.under(id) {
+            self.give_one_back(under);
+        }
+        self.give_one_back(id);
+    }
+
+    fn give_one_back(&self, id: LeafId) {
         let meta = self.meta(id);
         debug_assert_eq!(meta.references.load(Ordering::Relaxed), 0, "still in a directory");
         self.leaf(id).clear();
@@ -214,7 +252,6 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::leaf::LEAF_ENTRIES;
     use crate::mapping::Mapping;
     use crate::units::PhysicalExtent;
 

@@ -2,20 +2,20 @@
 //!
 //! Everything here runs inside the mutation gate and under the stripe's mutex.
 
+use crate::arena::{Arena, LeafMeta};
 use crate::directory::Directory;
+use crate::entry::{Composite, Entry};
 use crate::format::record::Change;
-use crate::leaf::Leaf;
-use crate::mapping::Mapping;
 use crate::mutation::{Mutation, Situation, active, met, must_hold};
 use crate::pool::{LeafDrop, Pool};
 use crate::ring::Dropped;
 use crate::stripe::stripe_index;
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 use crate::units::{ExtentIndex, LeafId, Lsn, PhysicalExtent, SlotIndex};
 use crate::volume::Volume;
 
-/// Leaves that one change may use up: a new or unshared leaf, and a copy for a checkpoint that has
-/// not written the leaf yet.
+/// Leaves that one change may use up: a new, unshared or copied leaf (for a checkpoint that has not
+/// written it yet), and its under leaf.
 pub(crate) const LEAVES_PER_CHANGE: usize = 2;
 
 /// Leaves a worker or the engine holds ready, so that a completion never has to ask for one.
@@ -61,11 +61,11 @@ pub(crate) struct Site<'a> {
 }
 
 impl Site<'_> {
-    /// The present mapping of an extent.
-    pub(crate) fn mapping(&self, extent: ExtentIndex) -> Mapping {
+    /// The present entry of an extent.
+    pub(crate) fn entry(&self, extent: ExtentIndex) -> Entry {
         self.directory
             .load(extent.slot())
-            .map_or(Mapping::UNMAPPED, |leaf| self.pool.arena.leaf(leaf).load(extent.entry()))
+            .map_or(Entry::Unmapped, |leaf| self.pool.arena.entry(leaf, extent.entry()))
     }
 
     /// Whether only this volume refers to an extent that it maps (R10: a dropped reference counts
@@ -77,58 +77,78 @@ impl Site<'_> {
         })
     }
 
-    /// Changes one entry: takes an LSN by `take`, records, then shows it.
+    /// Changes one entry: takes an LSN by `take`, records, then shows it. Uses the ring's room that
+    /// was reserved for it, or releases what it does not need of that.
     pub(crate) fn set(
         &self,
         spares: &mut Spares,
         take: impl FnOnce() -> Lsn,
         extent: ExtentIndex,
-        old: Mapping,
-        new: Mapping,
+        (old, new): (Entry, Entry),
+        reserved: u64,
     ) {
         let id = self.writable_leaf(spares, extent.slot());
         let dropped = self.dropped(old, new);
         let lsn = take();
         let volume = self.volume.identity.id;
-        let change = match new.physical {
-            Some(physical) => Change::Map { volume, extent, physical, valid: new.valid },
-            None => Change::Unmap { volume, extent },
+        note(old, new);
+        let change = match new {
+            Entry::Mapped { physical, valid } => Change::Map { volume, extent, physical, valid },
+            Entry::Unmapped => Change::Unmap { volume, extent },
+            Entry::Composite(Composite { overlay, top, base, under }) => {
+                Change::Composite { volume, extent, overlay, top, base, under }
+            }
         };
-        self.publish(lsn, &change, dropped, old, new);
-        self.show(id, lsn, extent, old, new);
+        self.publish(lsn, &change, dropped, (old, new), reserved);
+        self.show(spares, id, lsn, extent, (old, new));
     }
 
     /// Changes one entry as part of a structure change, whose record describes the whole change.
-    /// Returns the dropped reference.
+    /// Returns the dropped references.
     pub(crate) fn set_unrecorded(
         &self,
         spares: &mut Spares,
         lsn: Lsn,
         extent: ExtentIndex,
-        old: Mapping,
-        new: Mapping,
-    ) -> Option<PhysicalExtent> {
+        old: Entry,
+        new: Entry,
+    ) -> impl Iterator<Item = PhysicalExtent> + use<> {
         let id = self.writable_leaf(spares, extent.slot());
-        self.show(id, lsn, extent, old, new);
-        old.physical.filter(|_| old.physical != new.physical)
+        self.show(spares, id, lsn, extent, (old, new));
+        old.without(&new)
     }
 
-    fn show(&self, id: LeafId, lsn: Lsn, extent: ExtentIndex, old: Mapping, new: Mapping) {
-        let meta = self.pool.arena.meta(id);
-        let leaf = self.pool.arena.leaf(id);
-        let entry = extent.entry();
+    fn show(
+        &self,
+        spares: &mut Spares,
+        id: LeafId,
+        lsn: Lsn,
+        extent: ExtentIndex,
+        (old, new): (Entry, Entry),
+    ) {
+        let arena = &self.pool.arena;
+        let meta = arena.meta(id);
+        let (was, is) = (old.top(), new.top());
         // Before the entry: a thread that sees the change must not take its LSN for durable (R7).
         meta.last_lsn.fetch_max(lsn.0, Ordering::AcqRel);
-        if old.physical == new.physical && old.valid & !new.valid == 0 {
-            leaf.grow(entry, new.valid);
+        let cleared = was.valid & !is.valid != 0;
+        if was.physical == is.physical && old.base() == new.base() && !cleared {
+            arena.leaf(id).grow(extent.entry(), is.valid);
         } else {
-            if old.physical == new.physical {
+            if was.physical == is.physical && cleared {
                 self.volume.cleared_lsn.fetch_max(lsn.0, Ordering::AcqRel);
             }
-            leaf.replace(entry, new);
+            let under = self.under(spares, id, new);
+            let leaf = under.map(|under| arena.leaf(under));
+            arena.leaf(id).replace_entry(extent.entry(), new, leaf);
+            if let Some(under) = under
+                && old.base() != new.base()
+            {
+                arena.meta(under).clean.store(false, Ordering::Relaxed);
+            }
         }
         meta.clean.store(false, Ordering::Relaxed);
-        self.count(old, new, meta);
+        self.count(old, new, id);
         self.mark_dirty(extent.slot());
         if meta.mapped.load(Ordering::Relaxed) == 0 {
             // An empty leaf says no more than no leaf. Lookups may still be on it.
@@ -138,17 +158,36 @@ impl Site<'_> {
         }
     }
 
-    /// Takes a whole slot out of the map with one record. Its leaf is dropped with the record.
-    pub(crate) fn unmap_slot(&self, take: impl FnOnce() -> Lsn, slot: SlotIndex, leaf: LeafId) {
+    /// The under leaf of a leaf; one is added for its first composite entry.
+    fn under(&self, spares: &mut Spares, id: LeafId, new: Entry) -> Option<LeafId> {
+        let present = self.pool.arena.under(id);
+        if present.is_some() || new.base().physical.is_none() {
+            return present;
+        }
+        let under = spares.pop(self.pool);
+        self.pool.arena.meta(id).under.store(under.0, Ordering::Release);
+        Some(under)
+    }
+
+    /// Takes a whole slot out of the map with one record. Its leaf is dropped with the record. Uses
+    /// the reserved room as [`Self::set`] does.
+    pub(crate) fn unmap_slot(
+        &self,
+        take: impl FnOnce() -> Lsn,
+        slot: SlotIndex,
+        leaf: LeafId,
+        reserved: u64,
+    ) {
         met(Situation::SlotDropped);
-        let (mapped, valid) = totals(self.pool.arena.leaf(leaf));
+        let (mapped, valid) = totals(&self.pool.arena, leaf);
         let lsn = take();
         let change = Change::UnmapLeaf { volume: self.volume.identity.id, slot };
         if active(Mutation::NoDiscardRecord) || active(Mutation::NoRecord) {
-            self.pool.ring.release(self.ring_slot, 1);
+            self.pool.ring.release(self.ring_slot, reserved);
             self.drop_leaf(leaf, slot);
         } else {
             self.pool.publish(self.ring_slot, lsn, &change, Dropped::Leaf(leaf));
+            self.pool.ring.release(self.ring_slot, reserved - change.units() as u64);
         }
         self.directory.store(slot, None);
         self.volume.mapped.fetch_sub(mapped, Ordering::Relaxed);
@@ -156,15 +195,24 @@ impl Site<'_> {
         self.mark_dirty(slot);
     }
 
-    fn publish(&self, lsn: Lsn, change: &Change, dropped: Dropped, old: Mapping, new: Mapping) {
-        let discard = old.valid & !new.valid != 0;
-        let unrecorded = active(Mutation::NoRecord)
-            || (discard && active(Mutation::NoDiscardRecord) && old.physical == new.physical);
+    fn publish(
+        &self,
+        lsn: Lsn,
+        change: &Change,
+        dropped: Dropped,
+        (old, new): (Entry, Entry),
+        reserved: u64,
+    ) {
+        let discard = old.valid() & !new.valid() != 0;
+        let same = old.top().physical == new.top().physical;
+        let unrecorded =
+            active(Mutation::NoRecord) || (discard && active(Mutation::NoDiscardRecord) && same);
         if unrecorded {
-            self.pool.ring.release(self.ring_slot, 1);
+            self.pool.ring.release(self.ring_slot, reserved);
             return;
         }
         self.pool.publish(self.ring_slot, lsn, change, dropped);
+        self.pool.ring.release(self.ring_slot, reserved - change.units() as u64);
         if self.pool.ring.half_full(self.ring_slot) {
             self.pool.want_commit();
         } else if !self.pool.wake.0.dirty_noted.load(Ordering::Relaxed) {
@@ -175,11 +223,10 @@ impl Site<'_> {
 
     /// Returns the reference that the change drops. The engine drops the reference once that is
     /// durable and drained (R4, R10).
-    fn dropped(&self, old: Mapping, new: Mapping) -> Dropped {
-        let Some(physical) = old.physical else { return Dropped::Nothing };
-        if new.physical == Some(physical) {
-            return Dropped::Nothing;
-        }
+    fn dropped(&self, old: Entry, new: Entry) -> Dropped {
+        let mut gone = old.without(&new);
+        let Some(physical) = gone.next() else { return Dropped::Nothing };
+        must_hold(gone.next().is_none(), "a change drops one reference at the most (K8)");
         if active(Mutation::ReuseAtOnce) && self.pool.extra(physical) == 0 {
             self.pool.free_space.lock().free(physical, 1);
             return Dropped::Nothing;
@@ -194,24 +241,25 @@ impl Site<'_> {
         Dropped::Extent(physical)
     }
 
-    fn count(&self, old: Mapping, new: Mapping, meta: &crate::arena::LeafMeta) {
-        match (old.physical, new.physical) {
-            (None, Some(_)) => {
-                meta.mapped.fetch_add(1, Ordering::Relaxed);
-                self.volume.mapped.fetch_add(1, Ordering::Relaxed);
-            }
-            (Some(_), None) => {
-                meta.mapped.fetch_sub(1, Ordering::Relaxed);
-                self.volume.mapped.fetch_sub(1, Ordering::Relaxed);
-            }
+    fn count(&self, old: Entry, new: Entry, id: LeafId) {
+        let arena = &self.pool.arena;
+        let adjust = |meta: &LeafMeta, was: bool, is: bool| match (was, is) {
+            (false, true) => drop(meta.mapped.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(meta.mapped.fetch_sub(1, Ordering::Relaxed)),
             _ => {}
+        };
+        adjust(arena.meta(id), old.is_mapped(), new.is_mapped());
+        if let Some(under) = arena.under(id) {
+            adjust(arena.meta(under), old.base().is_mapped(), new.base().is_mapped());
         }
-        let (before, after) = (old.valid.count_ones(), new.valid.count_ones());
-        if after > before {
-            self.volume.valid.fetch_add(u64::from(after - before), Ordering::Relaxed);
-        } else {
-            self.volume.valid.fetch_sub(u64::from(before - after), Ordering::Relaxed);
-        }
+        let shift = |sum: &AtomicU64, before: u64, after: u64| {
+            // Wraps around zero and back: each count is right.
+            sum.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        };
+        let extents = |entry: Entry| entry.extents().count() as u64;
+        shift(&self.volume.mapped, extents(old), extents(new));
+        let valid = |entry: Entry| u64::from(entry.valid().count_ones());
+        shift(&self.volume.valid, valid(old), valid(new));
     }
 
     pub(crate) fn mark_dirty(&self, slot: SlotIndex) {
@@ -233,30 +281,48 @@ impl Site<'_> {
         if meta.references.load(Ordering::Acquire) > 1 {
             return self.unshare(spares, slot, id);
         }
-        if meta.capture_pending.load(Ordering::Relaxed) {
-            if !active(Mutation::FuzzyCheckpoint) {
-                met(Situation::LeafCopied);
-                let shadow = spares.pop(self.pool);
-                self.pool.arena.leaf(shadow).copy_from(self.pool.arena.leaf(id));
-                self.pool.shadows.lock().push((id, shadow));
-            }
-            if !active(Mutation::FuzzyCheckpoint) {
-                meta.capture_pending.store(false, Ordering::Relaxed);
-            }
+        if meta.capture_pending.load(Ordering::Relaxed) && !active(Mutation::FuzzyCheckpoint) {
+            met(Situation::LeafCopied);
+            let shadow = self.copy_of(spares, id);
+            self.share_page(id, shadow);
+            self.pool.shadows.lock().push((id, shadow));
+            meta.capture_pending.store(false, Ordering::Relaxed);
         }
         id
+    }
+
+    /// A copy for a checkpoint has the page of its under leaf too, which may hold it already.
+    fn share_page(&self, id: LeafId, shadow: LeafId) {
+        let arena = &self.pool.arena;
+        if let (Some(under), Some(copy)) = (arena.under(id), arena.under(shadow)) {
+            let (from, to) = (arena.meta(under), arena.meta(copy));
+            to.page.store(from.page.load(Ordering::Relaxed), Ordering::Relaxed);
+            to.page_sum.store(from.page_sum.load(Ordering::Relaxed), Ordering::Relaxed);
+            to.clean.store(from.clean.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// A copy of a leaf and of its under leaf.
+    fn copy_of(&self, spares: &mut Spares, id: LeafId) -> LeafId {
+        let arena = &self.pool.arena;
+        let copy = spares.pop(self.pool);
+        arena.leaf(copy).copy_from(arena.leaf(id));
+        if let Some(under) = arena.under(id).filter(|_| arena.composites(id) > 0) {
+            let own = spares.pop(self.pool);
+            arena.leaf(own).copy_from(arena.leaf(under));
+            let (from, to) = (arena.meta(under), arena.meta(own));
+            to.mapped.store(from.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
+            arena.meta(copy).under.store(own.0, Ordering::Release);
+        }
+        copy
     }
 
     /// Gives the volume its own copy of a shared leaf: this is when sharing reaches the extents.
     fn unshare(&self, spares: &mut Spares, slot: SlotIndex, shared: LeafId) -> LeafId {
         met(Situation::LeafUnshared);
-        let own = spares.pop(self.pool);
-        let from = self.pool.arena.leaf(shared);
-        self.pool.arena.leaf(own).copy_from(from);
-        for entry in 0..crate::leaf::LEAF_ENTRIES {
-            if let Some(physical) = from.load(entry).physical
-                && let Some((counts, local)) = self.pool.counts_of(physical)
-            {
+        let own = self.copy_of(spares, shared);
+        for physical in self.pool.arena.entries(shared).flat_map(|entry| entry.extents()) {
+            if let Some((counts, local)) = self.pool.counts_of(physical) {
                 counts.add(local, 1);
             }
         }
@@ -287,12 +353,22 @@ impl Site<'_> {
     }
 }
 
-/// Mapped extents and valid sub-blocks of a leaf.
-pub(crate) fn totals(leaf: &Leaf) -> (u64, u64) {
-    (0..crate::leaf::LEAF_ENTRIES).map(|entry| leaf.load(entry)).fold(
-        (0, 0),
-        |(mapped, valid), m| {
-            (mapped + u64::from(m.is_mapped()), valid + u64::from(m.valid.count_ones()))
-        },
-    )
+/// Counts the changes of composite entries.
+fn note(old: Entry, new: Entry) {
+    let same_top = old.top().physical == new.top().physical;
+    match (old.base().is_mapped(), new.base().is_mapped()) {
+        (false, true) => met(Situation::Redirected),
+        (true, false) if same_top => met(Situation::BaseDropped),
+        (true, true) if !same_top => met(Situation::OverlayCopied),
+        (true, true) if old.top().valid & !new.top().valid == 0 => met(Situation::OverlayGrew),
+        _ => {}
+    }
+}
+
+/// Extents that a leaf refers to, and valid sub-blocks.
+pub(crate) fn totals(arena: &Arena, leaf: LeafId) -> (u64, u64) {
+    arena.entries(leaf).fold((0, 0), |(mapped, valid), entry| {
+        let extents = entry.extents().count() as u64;
+        (mapped + extents, valid + u64::from(entry.valid().count_ones()))
+    })
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::error::MapperError;
-use crate::format::superblock::{DeviceRecord, DeviceTable, Superblock, copy_offsets};
+use crate::format::superblock::{COMPOSITE, DeviceRecord, DeviceTable, Superblock, copy_offsets};
 use crate::format::{FORMAT_MAJOR, FORMAT_MINOR, PageRef};
 use crate::geometry::{
     DEFAULT_EXTENT_SIZE, DEVICE_SHIFT, EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES,
@@ -44,6 +44,8 @@ pub struct CreateOptions {
     pub reserve_size: Option<u64>,
     /// The node that makes it.
     pub node: u32,
+    /// Whether the first write of a shared extent lays an extent over it instead of copying it.
+    pub composite: bool,
 }
 
 impl CreateOptions {
@@ -57,6 +59,7 @@ impl CreateOptions {
             wal_size: None,
             reserve_size: None,
             node: 0,
+            composite: false,
         }
     }
 }
@@ -292,7 +295,7 @@ fn first_superblock(
         minor: FORMAT_MINOR,
         compat: 0,
         ro_compat: 0,
-        incompat: 0,
+        incompat: if options.composite { COMPOSITE } else { 0 },
         extent_size: options.extent_size,
         node: options.node,
         epoch: Epoch(0),

@@ -9,13 +9,13 @@
 //! another part was written.
 
 use crate::directory::Directory;
+use crate::entry::Entry;
 use crate::error::MapperError;
 use crate::leaf::LEAF_ENTRIES;
-use crate::mapping::Mapping;
 use crate::mutation::{Mutation, active};
 use crate::pool::Pool;
 use crate::sync::Ordering;
-use crate::units::{LeafId, SlotIndex, VolumeId};
+use crate::units::{LeafId, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::Volume;
 
 /// The cost of comparing two leaves entry by entry, in slots.
@@ -135,7 +135,7 @@ impl Comparison<'_> {
     ) -> bool {
         let geometry = self.pool.geometry;
         let entry = |leaf: Option<LeafId>, entry: usize| {
-            leaf.map_or(Mapping::UNMAPPED, |leaf| self.pool.arena.leaf(leaf).load(entry))
+            leaf.map_or(Entry::Unmapped, |leaf| self.pool.arena.entry(leaf, entry))
         };
         let first = geometry.extent_of(ranges.at).entry();
         for at in first..LEAF_ENTRIES {
@@ -161,12 +161,15 @@ impl Comparison<'_> {
 
 /// Compares a sub-block with its old state. Returns the result, and the number of sub-blocks from
 /// it on with the same one.
-fn run_of(new: Mapping, old: Option<Mapping>, bit: u64) -> (RangeState, u64) {
+fn run_of(new: Entry, old: Option<Entry>, bit: u64) -> (RangeState, u64) {
     let same = old.map_or(0, |old| {
-        let kept = if old.physical == new.physical { new.valid & old.valid } else { 0 };
-        kept | !(new.valid | old.valid)
+        let kept = parts(old).into_iter().fold(0, |kept, (place, bits)| {
+            let also = parts(new).into_iter().filter(|part| part.0.is_some() && part.0 == place);
+            also.fold(kept, |kept, part| kept | (part.1 & bits))
+        });
+        kept | !(new.valid() | old.valid())
     });
-    let data = new.valid & !same;
+    let data = new.valid() & !same;
     let (state, mask) = if same >> bit & 1 == 1 {
         (RangeState::Same, same)
     } else if data >> bit & 1 == 1 {
@@ -175,6 +178,12 @@ fn run_of(new: Mapping, old: Option<Mapping>, bit: u64) -> (RangeState, u64) {
         (RangeState::Zero, !(same | data))
     };
     (state, u64::from((mask >> bit).trailing_ones()))
+}
+
+/// The extents of an entry, each with the sub-blocks that are read from it.
+fn parts(entry: Entry) -> [(Option<PhysicalExtent>, u64); 2] {
+    let (top, base) = (entry.top(), entry.base());
+    [(top.physical, top.valid), (base.physical, base.valid & !top.valid)]
 }
 
 /// Ranges found so far.

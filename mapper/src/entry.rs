@@ -55,15 +55,59 @@ impl Entry {
         }
     }
 
-    /// The base of a composite entry with its valid sub-blocks; unmapped for any other entry.
+    /// An entry of these two parts: plain without a base.
+    #[must_use]
+    pub fn of(top: Mapping, base: Mapping) -> Self {
+        match (top.physical, base.physical) {
+            (Some(overlay), Some(below)) => Self::Composite(Composite {
+                overlay,
+                top: top.valid,
+                base: below,
+                under: base.valid,
+            }),
+            _ => Self::from(top),
+        }
+    }
+
+    /// The same, without a base of which nothing is read: each of its sub-blocks is in the overlay
+    /// too. A sub-block that the overlay has stays hidden, since a discard takes it from both.
+    #[must_use]
+    pub fn over(top: Mapping, base: Mapping) -> Self {
+        Self::of(top, if base.valid & !top.valid == 0 { Mapping::UNMAPPED } else { base })
+    }
+
+    /// The extent that is read first, with its sub-blocks.
+    #[must_use]
+    pub const fn top(&self) -> Mapping {
+        match *self {
+            Self::Unmapped => Mapping::UNMAPPED,
+            Self::Mapped { physical, valid } => Mapping { physical: Some(physical), valid },
+            Self::Composite(it) => Mapping { physical: Some(it.overlay), valid: it.top },
+        }
+    }
+
+    /// The extent below that, with its sub-blocks; unmapped for a plain entry.
     #[must_use]
     pub const fn base(&self) -> Mapping {
         match *self {
-            Self::Composite(Composite { base, under, .. }) => {
-                Mapping { physical: Some(base), valid: under }
-            }
-            Self::Unmapped | Self::Mapped { .. } => Mapping::UNMAPPED,
+            Self::Composite(it) => Mapping { physical: Some(it.base), valid: it.under },
+            _ => Mapping::UNMAPPED,
         }
+    }
+
+    /// The extents that this entry holds a reference to and another one does not.
+    pub fn without(&self, other: &Self) -> impl Iterator<Item = PhysicalExtent> + use<> {
+        let other = *other;
+        self.extents().filter(move |one| !other.extents().any(|kept| kept == *one))
+    }
+
+    /// The rest of the entry when only these sub-blocks stay valid.
+    #[must_use]
+    pub fn keep(&self, bits: u64) -> Self {
+        let (top, base) = (self.top(), self.base());
+        let top = Mapping { valid: top.valid & bits, ..top };
+        let base = Mapping { valid: base.valid & bits, ..base };
+        Self::over(top, base)
     }
 
     /// Whether an extent of the pool is behind the entry, even one without valid sub-blocks.

@@ -23,11 +23,26 @@
 //!   with the bits of the other and read sub-blocks there that hold another volume's data. A
 //!   reader that meets `BUSY` waits for the writer's next two stores.
 //!
+//! # Composite entries
+//!
+//! A *composite* entry lies over a second extent, its base. Word 0 and 1 say where the overlay is
+//! and which sub-blocks it has; the entry at the same index of the leaf's *under leaf* says the
+//! same of the base. [`Leaf::load_entry`] reads word 0 and the overlay's bits, then the base, then
+//! word 0 again.
+//!
+//! * *Plain to composite*: the base's entry, then word 0, through `BUSY`.
+//! * *A discard*: the bits of the base, then those of the overlay. In the other order a reader
+//!   finds the bit gone from the overlay and still in the base, and returns what the overlay had
+//!   hidden.
+//! * *Composite to plain*: word 0 first, then the base's entry is cleared. A reader that finds no
+//!   base finds word 0 changed.
+//!
 //! A bit of a later tenancy is always stored after a change of word 0, so it is never paired with
 //! the word 0 of an earlier one. The counter makes that hold when the same extent comes back. It
 //! wraps after 65,536 replacements of one entry within one read of three words, and even then the
 //! extent must have come back too, which the reader's IO epoch forbids for a freed extent.
 
+use crate::entry::Entry as Whole;
 use crate::mapping::Mapping;
 use crate::sync::{AtomicU64, Backoff, Ordering};
 use crate::units::PhysicalExtent;
@@ -39,7 +54,9 @@ const PHYSICAL_BITS: u32 = 40;
 const PHYSICAL_MASK: u64 = (1 << PHYSICAL_BITS) - 1;
 const KIND_MASK: u64 = 0xff << PHYSICAL_BITS;
 const MAPPED: u64 = 1 << PHYSICAL_BITS;
-/// Word 1 is being changed. Kind 2 is set aside for composite extents.
+/// The extent lies over a base, which the entry of the under leaf names.
+const COMPOSITE: u64 = 2 << PHYSICAL_BITS;
+/// Word 1 is being changed.
 const BUSY: u64 = 0xff << PHYSICAL_BITS;
 const COUNTER_ONE: u64 = 1 << 48;
 const COUNTER_MASK: u64 = 0xffff << 48;
@@ -67,7 +84,8 @@ impl Leaf {
         Self { entries: std::array::from_fn(|_| Entry::default()) }
     }
 
-    /// The present mapping of an entry. Takes no lock; see the module for its possible values.
+    /// The present mapping of an entry, without its base. Takes no lock; see the module for its
+    /// possible values.
     #[must_use]
     #[inline]
     pub fn load(&self, index: usize) -> Mapping {
@@ -80,19 +98,73 @@ impl Leaf {
         entry.load_slowly()
     }
 
+    /// The present entry, with its base, which is looked up in the leaf that `under` finds. Takes
+    /// no lock.
+    #[inline]
+    pub fn load_entry<'a>(&self, index: usize, under: impl Fn() -> Option<&'a Self>) -> Whole {
+        let entry = &self.entries[index];
+        let word = entry.word.load(Ordering::Acquire);
+        let valid = entry.valid.load(Ordering::Acquire);
+        let is_plain = !matches!(word & KIND_MASK, BUSY | COMPOSITE);
+        if is_plain && entry.word.load(Ordering::Relaxed) == word {
+            return Whole::from(mapping(word, valid));
+        }
+        entry.load_whole(|| under().map_or(Mapping::UNMAPPED, |under| under.load(index)))
+    }
+
     /// Sets bits of a mapped entry. The caller holds the leaf's stripe.
     pub fn grow(&self, index: usize, bits: u64) {
         let entry = &self.entries[index];
-        debug_assert_eq!(
-            entry.word.load(Ordering::Relaxed) & KIND_MASK,
-            MAPPED,
+        debug_assert!(
+            matches!(entry.word.load(Ordering::Relaxed) & KIND_MASK, MAPPED | COMPOSITE),
             "bits belong to an extent"
         );
         entry.valid.fetch_or(bits, Ordering::Release);
     }
 
-    /// Replaces the mapping of an entry. The caller holds the leaf's stripe.
+    /// Replaces the mapping of an entry, which is plain then. The caller holds the leaf's stripe.
     pub fn replace(&self, index: usize, new: Mapping) {
+        self.put(index, new, MAPPED);
+    }
+
+    /// Replaces an entry of any kind by one of any kind. The base is that of the under leaf, which
+    /// is there, and published, if one of the two is composite. The caller holds the stripe.
+    pub fn replace_entry(&self, index: usize, new: Whole, under: Option<&Self>) {
+        let Some(under) = under else {
+            debug_assert!(!matches!(new, Whole::Composite(_)), "a base needs an under leaf");
+            return self.replace(index, new.top());
+        };
+        let (top, base, below) = (new.top(), new.base(), under.load(index));
+        if base.physical.is_some() {
+            // The base first: a reader that sees a composite entry finds it, and one that no longer
+            // finds a bit in the overlay does not find it there either.
+            if base != below {
+                under.replace(index, base);
+            }
+            return self.put(index, top, COMPOSITE);
+        }
+        if below.physical.is_some() && top.physical == self.load(index).physical {
+            // Sub-blocks that a discard takes from both: from the base first.
+            under.replace(index, Mapping { valid: below.valid & top.valid, ..below });
+        }
+        self.replace(index, top);
+        if below.physical.is_some() {
+            under.replace(index, Mapping::UNMAPPED);
+        }
+    }
+
+    /// An entry as it is read from a page, whose base is read later. No thread reads the leaf yet.
+    pub fn install(&self, index: usize, top: Mapping, is_composite: bool) {
+        self.put(index, top, if is_composite { COMPOSITE } else { MAPPED });
+    }
+
+    /// Whether the entry lies over a base. For those that hold the leaf's stripe.
+    #[must_use]
+    pub fn is_composite(&self, index: usize) -> bool {
+        self.entries[index].word.load(Ordering::Acquire) & KIND_MASK == COMPOSITE
+    }
+
+    fn put(&self, index: usize, new: Mapping, kind: u64) {
         let entry = &self.entries[index];
         let old = entry.word.load(Ordering::Relaxed);
         let counter = old.wrapping_add(COUNTER_ONE) & COUNTER_MASK;
@@ -103,21 +175,21 @@ impl Leaf {
             return;
         };
         debug_assert!(physical.0 <= PHYSICAL_MASK, "physical extents have 40 bits");
-        let word = counter | MAPPED | (physical.0 & PHYSICAL_MASK);
-        if old & KIND_MASK == MAPPED && old & PHYSICAL_MASK != physical.0 {
+        let word = counter | kind | (physical.0 & PHYSICAL_MASK);
+        if old & KIND_MASK != 0 && old & PHYSICAL_MASK != physical.0 {
             entry.word.store(counter | BUSY, Ordering::Release);
         }
         entry.valid.store(new.valid, Ordering::Release);
         entry.word.store(word, Ordering::Release);
     }
 
-    /// Takes over every mapping of another leaf. The caller holds the stripe of both, and no thread
-    /// reads `self` yet.
+    /// Takes over every mapping of another leaf, without bases. The caller holds the stripe of
+    /// both, and no thread reads `self` yet.
     pub fn copy_from(&self, other: &Self) {
         for index in 0..LEAF_ENTRIES {
-            let mapping = other.load(index);
-            if mapping != self.load(index) {
-                self.replace(index, mapping);
+            let (mapping, is_composite) = (other.load(index), other.is_composite(index));
+            if mapping != self.load(index) || is_composite != self.is_composite(index) {
+                self.install(index, mapping, is_composite);
             }
         }
     }
@@ -161,6 +233,28 @@ impl Entry {
             let valid = self.valid.load(Ordering::Acquire);
             if word & KIND_MASK != BUSY && self.word.load(Ordering::Relaxed) == word {
                 return mapping(word, valid);
+            }
+            backoff.wait();
+        }
+    }
+
+    /// The entry with its base. The bits are read before those of the base: a discard takes them
+    /// from the base first.
+    #[cold]
+    fn load_whole(&self, base: impl Fn() -> Mapping) -> Whole {
+        let mut backoff = Backoff::default();
+        loop {
+            let word = self.word.load(Ordering::Acquire);
+            let valid = self.valid.load(Ordering::Acquire);
+            let below = match word & KIND_MASK {
+                COMPOSITE => base(),
+                _ => Mapping::UNMAPPED,
+            };
+            // A composite entry has no base any more when its writer makes it plain.
+            let is_whole = word & KIND_MASK != COMPOSITE || below.physical.is_some();
+            let is_settled = word & KIND_MASK != BUSY && is_whole;
+            if is_settled && self.word.load(Ordering::Relaxed) == word {
+                return Whole::of(mapping(word, valid), below);
             }
             backoff.wait();
         }
@@ -369,3 +463,7 @@ mod loom_tests {
         sees_only(MOVED_AND_BACK, replace_without_counter, load);
     }
 }
+
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_entry;

@@ -127,6 +127,11 @@ situations! {
     PagesShrunk "metadata extents were given back to the pool";
     EmptiedUnderWrite "the last write over a discarded extent unmapped it";
     CopyCancelled "all bits of a copy were cancelled";
+    Redirected "a first write came to lie over a shared extent";
+    OverlayGrew "an overlay took a sub-block more";
+    OverlayCopied "a shared overlay was copied";
+    BaseDropped "a discard took the last sub-block of a base";
+    BasesWritten "a checkpoint wrote a page of bases";
     Passdown "freed extents were passed down to the media";
 }
 

@@ -67,6 +67,8 @@ pub struct Pool {
     /// Copies of leaves that changed before a running checkpoint wrote them.
     pub(crate) shadows: Mutex<Vec<(LeafId, LeafId)>>,
     pub(crate) read_only: bool,
+    /// Whether entries may be composite.
+    pub(crate) composite: bool,
     /// Whether taking an extent needs an allowance.
     pub(crate) slows_down: AtomicBool,
     /// The last place in the order of volumes that wait for space.
@@ -317,6 +319,16 @@ impl Pool {
         self.want_engine();
     }
 
+    /// Units of the ring that a change of an entry may take.
+    pub(crate) const fn change_units(&self) -> u64 {
+        if self.composite { 2 } else { 1 }
+    }
+
+    /// Pages that a leaf may take: with composite entries it has an under page.
+    pub(crate) const fn leaf_pages(&self) -> u64 {
+        if self.composite { 2 } else { 1 }
+    }
+
     /// The position in the device table of the device that the caller knows by this index.
     #[must_use]
     pub fn position_of(&self, handle: u8) -> Option<u8> {
@@ -427,8 +439,17 @@ impl Pool {
     }
 
     pub(crate) fn assemble(parts: PoolParts) -> Self {
-        let PoolParts { pool_id, geometry, tuning, handles, arena, ring, next_lsn, read_only } =
-            parts;
+        let PoolParts {
+            pool_id,
+            geometry,
+            tuning,
+            handles,
+            arena,
+            ring,
+            next_lsn,
+            read_only,
+            composite,
+        } = parts;
         let slots = tuning.workers + 1;
         Self {
             pool_id,
@@ -454,6 +475,7 @@ impl Pool {
             changed: Mutex::new(Vec::with_capacity(1024)),
             shadows: Mutex::new(Vec::with_capacity(1024)),
             read_only,
+            composite,
             slows_down: AtomicBool::new(false),
             waiting_order: AtomicU64::new(0),
             asking: Mutex::new(Vec::with_capacity(64)),
@@ -478,4 +500,5 @@ pub(crate) struct PoolParts {
     pub(crate) ring: DeltaRing,
     pub(crate) next_lsn: Lsn,
     pub(crate) read_only: bool,
+    pub(crate) composite: bool,
 }

@@ -257,10 +257,10 @@ impl DeltaRing {
 
     /// The rule taken out: missing room is promised, and its records are lost (R9).
     #[cfg(feature = "mutations")]
-    pub(crate) fn force_reserve(&self, slot: usize) {
+    pub(crate) fn force_reserve(&self, slot: usize, units: u64) {
         let producer = &self.producers[slot].0;
         let reserved = producer.reserved.load(Ordering::Relaxed);
-        producer.reserved.store(reserved + 1, Ordering::Relaxed);
+        producer.reserved.store(reserved + units, Ordering::Relaxed);
     }
 
     /// Releases reserved room that was not used. For the slot's producer only.

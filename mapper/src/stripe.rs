@@ -25,14 +25,16 @@ pub(crate) struct SlowWrite {
     pub(crate) extent: ExtentIndex,
     /// Where the data goes.
     pub(crate) target: PhysicalExtent,
-    /// The shared extent that is being copied away from.
+    /// The shared extent that is being copied away from, or that the target comes to lie over.
     pub(crate) source: Option<PhysicalExtent>,
+    /// Whether the target comes to lie over the source, instead of taking its place.
+    pub(crate) redirects: bool,
     /// Sub-blocks that the write makes valid.
     pub(crate) own: u64,
     /// Sub-blocks copied from the source.
     pub(crate) copied: u64,
-    /// Sub-blocks that this write fills up with zeroes around its own bytes: no other write may
-    /// touch them meanwhile.
+    /// Sub-blocks that this write fills up around its own bytes, with zeroes or with what the base
+    /// has there: no other write may touch them meanwhile.
     pub(crate) filled: u64,
     /// Sub-blocks that a discard has cleared since (R5c).
     pub(crate) cancelled: u64,
@@ -42,6 +44,13 @@ pub(crate) struct SlowWrite {
     pub(crate) page_promised: bool,
     /// Its target was taken from the volume's reserve for it.
     pub(crate) allocated: bool,
+}
+
+impl SlowWrite {
+    /// Whether it copies an extent away: no other write of the extent may be in flight.
+    pub(crate) const fn copies(&self) -> bool {
+        self.source.is_some() && !self.redirects
+    }
 }
 
 /// The slow writes in flight of one stripe.

@@ -181,12 +181,14 @@ fn an_under_page_names_each_field_that_is_wrong() {
 }
 
 #[test]
-fn a_pool_with_the_feature_of_composite_entries_is_refused_by_its_name() {
+fn a_pool_with_more_features_than_composite_entries_is_refused_by_their_names() {
     let mut page = Page::zeroed();
     Superblock { incompat: COMPOSITE, ..samples::superblock() }.encode(&mut page);
+    assert_eq!(Superblock::decode(&page.0, Place::Memory).unwrap().incompat, COMPOSITE);
+    Superblock { incompat: COMPOSITE | 2, ..samples::superblock() }.encode(&mut page);
     let error = Superblock::decode(&page.0, Place::Memory).unwrap_err();
-    let text = "superblock: format 1.0 with incompatible features 0x1 (composite): this build \
-                reads 1.0 with features 0x0";
+    let text = "superblock: format 1.0 with incompatible features 0x3 (composite): this build \
+                reads 1.0 with features 0x1 (composite)";
     assert_eq!(error.to_string(), text);
     assert!(error.is_unsupported());
 }

@@ -348,7 +348,7 @@ fn composite_entries_and_later_formats_are_refused_by_name() {
     assert_eq!(text, "leaf page at page 77: entry kind 2 is not supported by this build");
     Superblock { incompat: 4, ..samples::superblock() }.encode(&mut page);
     let error = Superblock::decode(&page.0, Place::Memory).unwrap_err();
-    assert_eq!(error.problem, Problem::Unsupported { major: 1, minor: 0, incompat: 4, known: 0 });
+    assert_eq!(error.problem, Problem::Unsupported { major: 1, minor: 0, incompat: 4, known: 1 });
     let place = Place::Device { device: DeviceIndex(0), offset: 4096 };
     page.0[8] ^= 1;
     let text = Superblock::decode(&page.0, place).unwrap_err().to_string();

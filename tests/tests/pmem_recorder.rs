@@ -117,6 +117,7 @@ impl Rig {
             wal_size: None,
             reserve_size: None,
             node: 0,
+            composite: false,
         };
         let mut creating = Creating::new(&options).unwrap();
         while let Some(mut command) = creating.poll() {

@@ -169,7 +169,8 @@ impl Engine {
             // shared, such as a snapshot, few leaves have to be examined.
             let meta = self.pool.arena.meta(*leaf);
             if meta.references.load(Ordering::Acquire) > 1 {
-                walk.shared += u64::from(meta.mapped.load(Ordering::Relaxed));
+                walk.shared += u64::from(meta.mapped.load(Ordering::Relaxed))
+                    + u64::from(self.pool.arena.composites(*leaf));
                 return 1;
             }
         }
@@ -180,15 +181,16 @@ impl Engine {
             }
             seen.clear();
             for &(leaf, held) in &leaves {
-                let mapping = self.pool.arena.leaf(leaf).load(entry);
-                walk.valid += u64::from(mapping.valid.count_ones()) * held;
-                let Some(physical) = mapping.physical else { continue };
+                let entry = self.pool.arena.entry(leaf, entry);
+                walk.valid += u64::from(entry.valid().count_ones()) * held;
                 // A leaf that other volumes share keeps its extents.
                 let held_by = self.pool.arena.meta(leaf).references.load(Ordering::Acquire);
                 let gone = u64::from(u64::from(held_by) == held);
-                match seen.iter_mut().find(|(other, _)| *other == physical) {
-                    Some((_, dropped)) => *dropped += gone,
-                    None => seen.push((physical, gone)),
+                for physical in entry.extents() {
+                    match seen.iter_mut().find(|(other, _)| *other == physical) {
+                        Some((_, dropped)) => *dropped += gone,
+                        None => seen.push((physical, gone)),
+                    }
                 }
             }
             for &(physical, dropped) in &seen {

@@ -1,6 +1,6 @@
 //! Checkpoint: the map as it was at one LSN, written beside the old one, then switched to (R17).
 //!
-//! Cut (all changed leaves are noted while nothing can change) -> leaves -> index pages ->
+//! Cut (all changed leaves are noted while nothing can change) -> bases -> leaves -> index pages ->
 //! catalogue -> flush of every device -> superblock. A leaf that changes before it is written is
 //! copied first. Structure changes wait until a checkpoint has ended.
 
@@ -28,6 +28,8 @@ use write::Batch;
 enum Phase {
     #[default]
     Idle,
+    /// The bases of composite entries, whose pages those of their leaves refer to.
+    Bases,
     Leaves,
     Index,
     Catalogue,
@@ -87,12 +89,14 @@ impl Checkpoint {
 
     /// Whether dropped leaves must stay as they are: they may have to be written yet.
     pub(crate) fn holds_leaves(&self) -> bool {
-        self.phase == Phase::Leaves
+        matches!(self.phase, Phase::Bases | Phase::Leaves)
     }
 
     /// Pages that the running checkpoint may still ask for.
     pub(crate) fn pages_to_write(&self) -> u64 {
-        (self.pending.len() - self.next) as u64 + self.index_pages
+        let pending = self.pending.len();
+        let bases = if self.phase == Phase::Bases { pending } else { 0 };
+        (bases + pending - self.next) as u64 + self.index_pages
     }
 
     pub(crate) fn request(&mut self) {
@@ -130,6 +134,7 @@ impl Engine {
                 Phase::Idle => {
                     self.checkpoint_is_due() && self.pages_suffice() && self.begin_checkpoint(false)
                 }
+                Phase::Bases => self.write_bases(),
                 Phase::Leaves => self.write_leaves(),
                 Phase::Index => self.write_index(),
                 Phase::Catalogue => self.write_catalogue(),
@@ -190,7 +195,7 @@ impl Engine {
         drop(volumes);
         let checkpoint = &mut self.checkpoint;
         checkpoint.dead.append(&mut self.releases.dead_pages);
-        checkpoint.phase = Phase::Leaves;
+        checkpoint.phase = if pool.composite { Phase::Bases } else { Phase::Leaves };
         checkpoint.closes = closes;
         checkpoint.wanted = false;
         self.checkpoint.index_pages =

@@ -259,9 +259,9 @@ impl Engine {
             return;
         }
         let (volume, logical) = match record.change {
-            Change::Map { volume, extent, .. } | Change::Unmap { volume, extent } => {
-                (volume, extent)
-            }
+            Change::Map { volume, extent, .. }
+            | Change::Composite { volume, extent, .. }
+            | Change::Unmap { volume, extent } => (volume, extent),
             Change::UnmapLeaf { volume, slot } => (volume, slot.first_extent()),
             _ => return,
         };

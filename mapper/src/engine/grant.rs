@@ -231,7 +231,8 @@ impl Engine {
     /// Returns the limit of dirty slots with `pages` free pages.
     fn dirty_limit(&self, pages: u64) -> u64 {
         let left = pages.saturating_sub(self.fixed_pages());
-        (left / (1 + self.levels())).max(left.saturating_sub(self.trees.most_pages()))
+        let leaf = self.pool.leaf_pages();
+        (left / (leaf + self.levels())).max(left.saturating_sub(self.trees.most_pages()) / leaf)
     }
 
     /// Whether there are pages for the dirty slots and, at the next checkpoint, for the slots that

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::entry::Entry;
 use crate::format::name::VolumeName;
-use crate::leaf::LEAF_ENTRIES;
 use crate::pool::{Pool, Space};
 use crate::sync::Ordering;
 use crate::units::{Epoch, LeafId, PhysicalExtent, VolumeId};
@@ -177,9 +177,8 @@ impl Engine {
             if self.pool.arena.meta(leaf).references.load(Ordering::Acquire) > 1 {
                 continue;
             }
-            let entries = (0..LEAF_ENTRIES).map(|e| self.pool.arena.leaf(leaf).load(e));
-            count += entries.filter_map(|m| m.physical).filter(|&p| self.pool.extra(p) == 0).count()
-                as u64;
+            let extents = self.pool.arena.entries(leaf).flat_map(|entry| entry.extents());
+            count += extents.filter(|&extent| self.pool.extra(extent) == 0).count() as u64;
         }
         count
     }
@@ -239,7 +238,7 @@ impl Engine {
                 if first.1 != slot {
                     return Err(format!("leaf {leaf} is held at slots {} and {slot}", first.1));
                 }
-                let (m, v) = crate::change::totals(self.pool.arena.leaf(leaf));
+                let (m, v) = crate::change::totals(&self.pool.arena, leaf);
                 (mapped, valid) = (mapped + m, valid + v);
             }
             let recorded =
@@ -257,13 +256,25 @@ impl Engine {
             if counted != references {
                 return Err(format!("leaf {leaf}: {references} references, counted {counted}"));
             }
-            for entry in 0..LEAF_ENTRIES {
-                if let Some(physical) = self.pool.arena.leaf(leaf).load(entry).physical {
-                    *recount.extents.entry(physical).or_insert(0) += 1;
-                }
+            self.check_counts(leaf)?;
+            for physical in self.pool.arena.entries(leaf).flat_map(|entry| entry.extents()) {
+                *recount.extents.entry(physical).or_insert(0) += 1;
             }
         }
         Ok(recount)
+    }
+
+    /// Whether a leaf's numbers of entries are those that it has.
+    fn check_counts(&self, leaf: LeafId) -> Result<(), String> {
+        let arena = &self.pool.arena;
+        let mapped = arena.entries(leaf).filter(Entry::is_mapped).count();
+        let composite = arena.entries(leaf).filter(|entry| entry.base().is_mapped()).count();
+        let recorded = (arena.meta(leaf).mapped.load(Ordering::Relaxed), arena.composites(leaf));
+        let counted = [mapped, composite].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        if <[u32; 2]>::from(recorded) == counted {
+            return Ok(());
+        }
+        Err(format!("leaf {leaf}: {recorded:?} entries and bases, counted {counted:?}"))
     }
 
     /// Superblock areas and the log.

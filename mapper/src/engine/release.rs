@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::directory::Directory;
 use crate::io::IoOp;
-use crate::leaf::LEAF_ENTRIES;
 use crate::mutation::{Mutation, Situation, active, met};
 use crate::pool::{Pool, split};
 use crate::stripe::stripe_index;
@@ -210,7 +209,8 @@ impl Releases {
             let slot = SlotIndex(walk.next);
             if let Some(leaf) = walk.directory.load(slot) {
                 let mapped = pool.arena.meta(leaf).mapped.load(Ordering::Relaxed);
-                walk.of.left = walk.of.left.saturating_sub(u64::from(mapped));
+                let extents = u64::from(mapped) + u64::from(pool.arena.composites(leaf));
+                walk.of.left = walk.of.left.saturating_sub(extents);
                 self.release_leaf(pool, leaf, stripe_index(walk.lineage, slot));
                 leaves += 1;
             }
@@ -250,14 +250,14 @@ impl Releases {
         if meta.references.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
-        for entry in 0..LEAF_ENTRIES {
-            if let Some(physical) = pool.arena.leaf(leaf).load(entry).physical {
-                self.release_extent(pool, physical);
-            }
+        for physical in pool.arena.entries(leaf).flat_map(|entry| entry.extents()) {
+            self.release_extent(pool, physical);
         }
-        let page = PageAddress(meta.page.load(Ordering::Relaxed));
-        if page.0 != 0 {
-            self.dead_pages.push(page);
+        for id in std::iter::once(leaf).chain(pool.arena.under(leaf)) {
+            let page = PageAddress(pool.arena.meta(id).page.load(Ordering::Relaxed));
+            if page.0 != 0 {
+                self.dead_pages.push(page);
+            }
         }
         pool.arena.give_back(leaf);
     }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use crate::change::Site;
 use crate::directory::Directory;
+use crate::entry::Entry;
 use crate::error::MapperError;
 use crate::format::catalogue::VolumeKind;
 use crate::format::record::Change;
 use crate::format::{PageRef, VolumeName};
 use crate::leaf::LEAF_ENTRIES;
-use crate::mapping::Mapping;
 use crate::mutation::{Mutation, active};
 use crate::stripe::stripe_index;
 use crate::sync::Ordering;
@@ -281,7 +281,7 @@ impl Engine {
         let keep = geometry.slots_for(size);
         for slot in (keep..directory.slot_count()).map(SlotIndex) {
             let Some(leaf) = directory.load(slot) else { continue };
-            let (mapped, valid) = crate::change::totals(self.pool.arena.leaf(leaf));
+            let (mapped, valid) = crate::change::totals(&self.pool.arena, leaf);
             volume.mapped.fetch_sub(mapped, Ordering::Relaxed);
             volume.valid.fetch_sub(valid, Ordering::Relaxed);
             let stripe = stripe_index(lineage, slot);
@@ -296,13 +296,13 @@ impl Engine {
         let stripe = stripe_index(lineage, SlotIndex(keep - 1));
         let first = SlotIndex(keep - 1).first_extent().0;
         for extent in (first..first + LEAF_ENTRIES as u64).map(ExtentIndex) {
-            let now = site.mapping(extent);
-            let new = cut_mapping(geometry, now, extent, size);
+            let now = site.entry(extent);
+            let new = cut(geometry, now, extent, size);
             if new == now {
                 continue;
             }
             let dropped = site.set_unrecorded(&mut self.spares, lsn, extent, now, new);
-            if let Some(physical) = dropped {
+            for physical in dropped {
                 self.releases.drop_at(lsn, Item::Extent { physical, stripe });
             }
         }
@@ -311,19 +311,14 @@ impl Engine {
 }
 
 /// Returns the rest of an entry when the volume ends at `size` bytes.
-fn cut_mapping(
-    geometry: crate::geometry::Geometry,
-    now: Mapping,
-    extent: ExtentIndex,
-    size: u64,
-) -> Mapping {
+fn cut(geometry: crate::geometry::Geometry, now: Entry, extent: ExtentIndex, size: u64) -> Entry {
     let start = extent.0 * geometry.extent_size();
     if start >= size {
-        return Mapping::UNMAPPED;
+        return Entry::Unmapped;
     }
     if active(Mutation::ShrinkWholeExtents) {
         return now;
     }
     let end = (size - start).min(geometry.extent_size());
-    Mapping { valid: now.valid & geometry.touched(0, end), ..now }
+    now.keep(geometry.touched(0, end))
 }

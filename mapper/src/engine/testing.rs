@@ -25,6 +25,7 @@ pub(crate) fn pool() -> Arc<Pool> {
         ring: DeltaRing::format(memory, &[1; 16], &[2; 16], 1, 16).unwrap(),
         next_lsn: Lsn(1),
         read_only: false,
+        composite: false,
     }))
 }
 

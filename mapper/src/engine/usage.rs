@@ -1,6 +1,5 @@
 //! The usage of extents: for pictures of a pool.
 
-use crate::leaf::LEAF_ENTRIES;
 use crate::pool::Pool;
 use crate::units::{DeviceIndex, VolumeId};
 
@@ -50,10 +49,8 @@ impl Pool {
             let id = volume.identity.id;
             volume.for_each_reserved(|extent| found.push(used(self, extent, Use::Reserved(id))));
             for (_, leaf) in volume.directory.load().iter() {
-                for entry in 0..LEAF_ENTRIES {
-                    if let Some(extent) = self.arena.leaf(leaf).load(entry).physical {
-                        found.push(used(self, extent, Use::Mapped(id)));
-                    }
+                for extent in self.arena.entries(leaf).flat_map(|entry| entry.extents()) {
+                    found.push(used(self, extent, Use::Mapped(id)));
                 }
             }
         }
@@ -88,10 +85,8 @@ impl Pool {
         for volume in volumes {
             let mut count = 0;
             for (_, leaf) in volume.directory.load().iter() {
-                for entry in 0..LEAF_ENTRIES {
-                    let extent = self.arena.leaf(leaf).load(entry).physical;
-                    count += u64::from(extent.is_some_and(is_meant));
-                }
+                let extents = self.arena.entries(leaf).flat_map(|entry| entry.extents());
+                count += extents.filter(|&extent| is_meant(extent)).count() as u64;
             }
             if count > 0 {
                 found.push((volume.identity.id, count));

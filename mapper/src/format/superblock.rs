@@ -19,9 +19,8 @@ use crate::format::devices::{RAW_DEVICES, RawDevice};
 
 /// Entries may be composite: leaf pages of version 2, under pages, and records of kind 67.
 pub const COMPOSITE: u64 = 1;
-/// Features that a reader must know to read. None yet: the codecs know [`COMPOSITE`], and nothing
-/// serves a pool with it.
-pub const KNOWN_INCOMPAT: u64 = 0;
+/// Features that a reader must know to read.
+pub const KNOWN_INCOMPAT: u64 = COMPOSITE;
 /// Features that a writer must know to write. None exists yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 /// Volume records may hold settings. A reader that does not know them ignores limits and

@@ -6,11 +6,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use crate::error::MapperError;
 use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, decode_catalogue};
 use crate::format::index_page::decode_index;
-use crate::format::leaf_page::decode_leaf;
+use crate::format::leaf_page::{LeafEntry, decode_leaf};
 use crate::format::page::PageExpect;
 use crate::format::superblock::Superblock;
+use crate::format::under_page::decode_under;
 use crate::format::{INDEX_FANOUT, Limits, PageRef, Place};
 use crate::io::Page;
+use crate::mapping::Mapping;
 use crate::pool::Pool;
 use crate::sync::Ordering;
 use crate::units::{LeafId, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
@@ -25,10 +27,27 @@ use crate::engine::trees::{Trees, VolumeTree};
 /// The purpose of a page.
 #[derive(Clone, Copy, Debug)]
 enum What {
-    CatalogueIndex { level: u8, index: u64 },
-    Catalogue { index: u64 },
-    Index { volume: VolumeId, level: u8, index: u64 },
-    Leaf { volume: VolumeId, slot: SlotIndex, leaf: LeafId },
+    CatalogueIndex {
+        level: u8,
+        index: u64,
+    },
+    Catalogue {
+        index: u64,
+    },
+    Index {
+        volume: VolumeId,
+        level: u8,
+        index: u64,
+    },
+    Leaf {
+        slot: SlotIndex,
+        leaf: LeafId,
+    },
+    /// The bases of a leaf's composite entries.
+    Under {
+        slot: SlotIndex,
+        leaf: LeafId,
+    },
 }
 
 /// A page to be read.
@@ -214,12 +233,27 @@ impl Loader {
                     self.child(pool, volume, level, child, reference)?;
                 }
             }
-            What::Leaf { volume, slot, leaf } => {
+            What::Leaf { slot, leaf } => {
                 let expect = PageExpect::leaf(id, slot, sum);
                 let decoded = decode_leaf(&page.0, &expect, &self.limits, place)?;
-                let plain = decoded.plain().ok_or(MapperError::Internal("a composite entry"))?;
-                self.fill_leaf(pool, leaf, plain, place)?;
-                let _ = volume;
+                let entries = decoded.iter().map(|entry| match entry {
+                    LeafEntry::Plain(mapping) => (mapping, false),
+                    LeafEntry::Overlay { overlay, top } => {
+                        (Mapping { physical: Some(overlay), valid: top }, true)
+                    }
+                });
+                self.fill_leaf(pool, leaf, entries, place)?;
+                self.request(decoded.under(), What::Under { slot, leaf })?;
+            }
+            What::Under { slot, leaf } => {
+                let expect = PageExpect::under(id, slot, sum);
+                let top = pool.arena.leaf(leaf);
+                let overlay = |index| top.load(index).physical.filter(|_| top.is_composite(index));
+                let decoded = decode_under(&page.0, &expect, &self.limits, place, overlay)?;
+                let under = take_leaf(pool)?;
+                note_page(pool, under, page_read.reference);
+                self.fill_leaf(pool, under, decoded.iter().map(|base| (base, false)), place)?;
+                pool.arena.meta(leaf).under.store(under.0, Ordering::Release);
             }
         }
         Ok(())
@@ -292,37 +326,32 @@ impl Loader {
             directory.store(slot, Some(leaf));
             return Ok(());
         }
-        if pool.arena.free_count() == 0 {
-            let full = |_| MapperError::Limit { what: "memory for leaves", limit: 0 };
-            pool.arena.refill(1).map_err(full)?;
-        }
-        let leaf = pool.arena.take().ok_or(MapperError::Internal("no leaf after a refill"))?;
+        let leaf = take_leaf(pool)?;
+        note_page(pool, leaf, reference);
         let meta = pool.arena.meta(leaf);
         meta.references.store(1, Ordering::Relaxed);
-        meta.page.store(reference.address.0, Ordering::Relaxed);
-        meta.page_sum.store(reference.sum, Ordering::Relaxed);
-        meta.clean.store(true, Ordering::Relaxed);
         meta.last_lsn.store(self.superblock.checkpoint_lsn.0, Ordering::Relaxed);
         directory.store(slot, Some(leaf));
         self.leaves.insert(reference.address, (leaf, slot));
-        self.request(reference, What::Leaf { volume, slot, leaf })
+        self.request(reference, What::Leaf { slot, leaf })
     }
 }
 
 impl Loader {
-    /// Fills a leaf, notes its extents as used, and counts those that another leaf has already.
+    /// Fills a leaf with its entries, each with whether it is composite. Notes its extents as used,
+    /// and counts those that another leaf has already.
     fn fill_leaf(
         &self,
         pool: &Pool,
         leaf: LeafId,
-        entries: impl Iterator<Item = crate::mapping::Mapping>,
+        entries: impl Iterator<Item = (Mapping, bool)>,
         place: Place,
     ) -> Result<(), MapperError> {
         let (target, mut mapped) = (pool.arena.leaf(leaf), 0);
         let mut space = pool.free_space.lock();
-        for (index, mapping) in entries.enumerate() {
+        for (index, (mapping, is_composite)) in entries.enumerate() {
             let Some(physical) = mapping.physical else { continue };
-            target.replace(index, mapping);
+            target.install(index, mapping, is_composite);
             mapped += 1;
             if !space.contains(physical) || self.fixed.contains(&physical) {
                 return Err(crate::format::Problem::field(
@@ -343,4 +372,21 @@ impl Loader {
         pool.arena.meta(leaf).mapped.store(mapped, Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// A leaf that maps nothing yet.
+fn take_leaf(pool: &Pool) -> Result<LeafId, MapperError> {
+    if pool.arena.free_count() == 0 {
+        let full = |_| MapperError::Limit { what: "memory for leaves", limit: 0 };
+        pool.arena.refill(1).map_err(full)?;
+    }
+    pool.arena.take().ok_or(MapperError::Internal("no leaf after a refill"))
+}
+
+/// Notes the page that a leaf is read from.
+fn note_page(pool: &Pool, leaf: LeafId, reference: PageRef) {
+    let meta = pool.arena.meta(leaf);
+    meta.page.store(reference.address.0, Ordering::Relaxed);
+    meta.page_sum.store(reference.sum, Ordering::Relaxed);
+    meta.clean.store(true, Ordering::Relaxed);
 }

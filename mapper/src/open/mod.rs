@@ -16,7 +16,7 @@ use crate::arena::Arena;
 use crate::engine::pages::PageSpace;
 use crate::engine::{Engine, EngineParts, Wal};
 use crate::error::MapperError;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{COMPOSITE, Superblock};
 use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
 use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
 use crate::mutation::{Mutation, active};
@@ -338,6 +338,7 @@ impl Opening {
             ring,
             next_lsn: Lsn(superblock.checkpoint_lsn.0 + 1),
             read_only: self.options.mode == OpenMode::ReadOnly,
+            composite: superblock.incompat & COMPOSITE != 0,
         });
         for (index, record) in superblock.devices.as_slice().iter().enumerate() {
             crate::engine::grow::make_counts(&pool, index, record);
@@ -416,7 +417,7 @@ fn make_engine(
     for volume in pool.volumes.read().values() {
         let (mut mapped, mut valid) = (0, 0);
         for (_, leaf) in volume.directory.load().iter() {
-            let (m, v) = crate::change::totals(pool.arena.leaf(leaf));
+            let (m, v) = crate::change::totals(&pool.arena, leaf);
             (mapped, valid) = (mapped + m, valid + v);
         }
         volume.mapped.store(mapped, Ordering::Relaxed);

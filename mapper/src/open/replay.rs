@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::change::Site;
 use crate::engine::Engine;
+use crate::entry::{Composite, Entry};
 use crate::error::MapperError;
 use crate::format::record::Change;
 use crate::format::superblock::Superblock;
@@ -11,7 +12,6 @@ use crate::format::wal::{WalExpect, WalStop, begins_later_commit, block_position
 use crate::format::{Limits, Place, Problem, Structure};
 use crate::geometry::PAGE_BYTES;
 use crate::io::Page;
-use crate::mapping::Mapping;
 use crate::mutation::{Mutation, active};
 use crate::pool::FreeSpace;
 use crate::ring::RingRecord;
@@ -188,19 +188,13 @@ impl Replay {
         self.changes += 1;
         match *change {
             Change::Map { volume, extent, physical, valid } => {
-                // Its checksum holds, but only extents of the pool may enter the map.
-                let known = self.before.contains(physical)
-                    && valid & !self.engine.pool.geometry.full_bitmap() == 0;
-                if !known {
-                    return Err(MapperError::Internal(
-                        "a change maps an extent that the pool does not have",
-                    ));
-                }
-                self.touched.push(physical);
-                let mapping = Mapping { physical: Some(physical), valid };
-                self.map(volume, extent, mapping, lsn)
+                self.map(volume, extent, Entry::Mapped { physical, valid }, lsn)
             }
-            Change::Unmap { volume, extent } => self.map(volume, extent, Mapping::UNMAPPED, lsn),
+            Change::Composite { volume, extent, overlay, top, base, under } => {
+                let entry = Entry::Composite(Composite { overlay, top, base, under });
+                self.map(volume, extent, entry, lsn)
+            }
+            Change::Unmap { volume, extent } => self.map(volume, extent, Entry::Unmapped, lsn),
             Change::UnmapLeaf { volume, slot } => self.unmap_slot(volume, slot),
             ref structure => {
                 self.volume = None;
@@ -228,9 +222,18 @@ impl Replay {
         &mut self,
         id: VolumeId,
         extent: ExtentIndex,
-        new: Mapping,
+        new: Entry,
         lsn: Lsn,
     ) -> Result<(), MapperError> {
+        // Its checksum holds, but only extents of the pool may enter the map.
+        let is_known = new.extents().all(|physical| self.before.contains(physical))
+            && new.valid() & !self.engine.pool.geometry.full_bitmap() == 0;
+        if !is_known {
+            return Err(MapperError::Internal(
+                "a change maps an extent that the pool does not have",
+            ));
+        }
+        self.touched.extend(new.extents());
         let Ok(volume) = self.volume(id) else {
             return if active(Mutation::ReplayOld) {
                 Ok(())
@@ -250,16 +253,17 @@ impl Replay {
             directory: &directory,
             ring_slot: pool.tuning.workers,
         };
-        let old = site.mapping(extent);
+        let old = site.entry(extent);
         if old == new {
             return Ok(());
         }
         let dropped = site.set_unrecorded(&mut self.engine.spares, lsn, extent, old, new);
-        if let Some(physical) = dropped
-            && let Some((counts, local)) = pool.counts_of(physical)
-            && counts.extra(local) > 0
-        {
-            counts.sub(local);
+        for physical in dropped {
+            if let Some((counts, local)) = pool.counts_of(physical)
+                && counts.extra(local) > 0
+            {
+                counts.sub(local);
+            }
         }
         if !pool.leaf_drops.lock().is_empty() {
             self.settle();
@@ -272,7 +276,7 @@ impl Replay {
         let directory = volume.directory.load();
         let Some(leaf) = directory.load(slot) else { return Ok(()) };
         let pool = Arc::clone(&self.engine.pool);
-        let (mapped, valid) = crate::change::totals(pool.arena.leaf(leaf));
+        let (mapped, valid) = crate::change::totals(&pool.arena, leaf);
         volume.mapped.fetch_sub(mapped, crate::sync::Ordering::Relaxed);
         volume.valid.fetch_sub(valid, crate::sync::Ordering::Relaxed);
         directory.store(slot, None);
@@ -314,10 +318,8 @@ impl Replay {
         }
         for volume in pool.volumes.read().values() {
             for (_, leaf) in volume.directory.load().iter() {
-                for entry in 0..crate::leaf::LEAF_ENTRIES {
-                    if let Some(physical) = pool.arena.leaf(leaf).load(entry).physical {
-                        space.mark_used(physical);
-                    }
+                for physical in pool.arena.entries(leaf).flat_map(|entry| entry.extents()) {
+                    space.mark_used(physical);
                 }
             }
         }

@@ -4,8 +4,8 @@ use super::write::{Payload, Request};
 use super::{Attachment, Begun, Worker};
 use crate::change::Site;
 use crate::directory::Directory;
+use crate::entry::Entry;
 use crate::error::MapperError;
-use crate::mapping::Mapping;
 use crate::mutation::{Mutation, active};
 use crate::plan::{ParkReason, Plan, Step};
 use crate::units::{ExtentIndex, SlotIndex};
@@ -83,11 +83,11 @@ impl Worker {
             Begun::Not(step) => return Ok(step),
         };
         let directory = attachment.directory();
-        let mapping = super::read::lookup(&self.pool, &directory, geometry.extent_of(offset));
+        let entry = super::read::lookup(&self.pool, &directory, geometry.extent_of(offset));
         drop(directory);
         self.end_write(attachment, parity);
         let within = geometry.within(offset);
-        if mapping.valid & geometry.touched(within, within + len) == 0 {
+        if entry.valid() & geometry.touched(within, within + len) == 0 {
             return Ok(Step::Done { covered: len });
         }
         let request = Request { offset, len, fua: false, payload: Payload::Zeroes };
@@ -195,7 +195,7 @@ impl Worker {
         if !self.ensure_spares(1) {
             return Err(ParkReason::Leaves);
         }
-        if !self.pool.ring.reserve(self.slot, 1) {
+        if !self.pool.ring.reserve(self.slot, self.pool.change_units()) {
             return Err(ParkReason::Ring);
         }
         Ok(())
@@ -205,7 +205,7 @@ impl Worker {
     fn promise(&self, directory: &Directory, slot: SlotIndex) -> Result<bool, ParkReason> {
         let promised = !directory.is_dirty(slot);
         if promised && !self.pool.promise_page(true) {
-            self.pool.ring.release(self.slot, 1);
+            self.pool.ring.release(self.slot, self.pool.change_units());
             return Err(ParkReason::Metadata);
         }
         Ok(promised)
@@ -228,10 +228,10 @@ impl Worker {
         let leaf = directory.load(slot).filter(|_| !busy);
         if let Some(leaf) = leaf {
             let site = Site { pool: &pool, volume, directory, ring_slot: self.slot };
-            site.unmap_slot(|| guard.take_lsn(1), slot, leaf);
+            site.unmap_slot(|| guard.take_lsn(1), slot, leaf, pool.change_units());
             self.pool.want_engine();
         } else {
-            pool.ring.release(self.slot, 1);
+            pool.ring.release(self.slot, pool.change_units());
         }
         drop(stripe);
         drop(guard);
@@ -256,29 +256,39 @@ impl Worker {
         let promised = self.promise(directory, extent.slot())?;
         let mut stripe = pool.stripe(volume.identity.lineage, extent.slot()).lock();
         let site = Site { pool: &pool, volume, directory, ring_slot: self.slot };
-        let now = site.mapping(extent);
+        let now = site.entry(extent);
         let busy =
             stripe.cancel(volume.identity.id, extent, bits) && !active(Mutation::UnmapUnderWrite);
-        let valid = now.valid & !bits;
-        let new = match (now.physical, emptied) {
-            (None, Emptied::Unmap) => Ok(Mapping::UNMAPPED),
+        let left = now.keep(!bits);
+        let new = match (now.is_mapped(), emptied) {
+            (false, Emptied::Unmap) => Ok(Entry::Unmapped),
             // Writes in flight have their extent already and will map it.
-            (None, Emptied::Keep { .. }) if busy => Ok(Mapping::UNMAPPED),
-            (None, Emptied::Keep { hurried }) => self
+            (false, Emptied::Keep { .. }) if busy => Ok(Entry::Unmapped),
+            (false, Emptied::Keep { hurried }) => self
                 .allocate(attachment, hurried)
-                .map(|physical| Mapping { physical: Some(physical), valid: 0 }),
-            (Some(_), Emptied::Unmap) if valid == 0 && !busy && bits != 0 => Ok(Mapping::UNMAPPED),
-            (Some(physical), _) => Ok(Mapping { physical: Some(physical), valid }),
+                .map(|physical| Entry::Mapped { physical, valid: 0 }),
+            (true, Emptied::Unmap) if left.valid() == 0 && !busy && bits != 0 => {
+                Ok(Entry::Unmapped)
+            }
+            (true, _) => Ok(left),
         };
         match new {
             Ok(new) if new != now => {
-                site.set(&mut self.spares, || guard.take_lsn(1), extent, now, new);
-                if new.physical == now.physical {
+                let mut reserved = pool.change_units();
+                let mut from = now;
+                if now.base().is_mapped() && !new.is_mapped() {
+                    // K8: each change drops one reference. The base is the first.
+                    site.set(&mut self.spares, || guard.take_lsn(1), extent, (now, left), 1);
+                    (from, reserved) = (left, reserved - 1);
+                }
+                let step = (from, new);
+                site.set(&mut self.spares, || guard.take_lsn(1), extent, step, reserved);
+                if new.top().physical == now.top().physical {
                     // R5f: a write in place that saw the bits may still land there.
                     stripe.note_cleared(pool.epochs.drain_end());
                 }
             }
-            _ => pool.ring.release(self.slot, 1),
+            _ => pool.ring.release(self.slot, pool.change_units()),
         }
         drop(stripe);
         drop(guard);

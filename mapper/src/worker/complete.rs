@@ -3,6 +3,7 @@
 use super::{Attachment, Worker};
 use crate::change::Site;
 use crate::directory::Directory;
+use crate::entry::Entry;
 use crate::error::MapperError;
 use crate::geometry::MAX_DEVICES;
 use crate::io::IoError;
@@ -187,22 +188,26 @@ impl Worker {
         let pool = std::sync::Arc::clone(&self.pool);
         let volume = &*attachment.volume;
         let site = Site { pool: &pool, volume, directory, ring_slot: self.slot };
-        let now = site.mapping(write.extent);
+        let now = site.entry(write.extent);
         let cancelled = if active(Mutation::NoCancel) { 0 } else { write.cancelled };
         let own = if ok { write.own & !cancelled } else { 0 };
         let alone = stripe.on(write.volume, write.extent).next().is_none();
         let new = match write.source {
-            Some(_) => copied_mapping(write, now, own, ok),
-            None => in_place_mapping(write, now, own, alone),
+            Some(source) if write.redirects => redirected(write, source, now, own, alone),
+            Some(_) => copied(write, now, own, ok),
+            None => in_place(write, now, own, alone),
         };
-        if now.physical != Some(write.target) && new.physical != Some(write.target) && alone {
+        let target = Some(write.target);
+        if now.top().physical != target && new.top().physical != target && alone {
             // Never visible, and not the target of another write.
             give_back(&pool, attachment, write.target);
         }
+        let reserved = pool.change_units();
         if new == now {
-            pool.ring.release(self.slot, 1);
+            pool.ring.release(self.slot, reserved);
         } else {
-            site.set(&mut self.spares, || guard.take_lsn(1), write.extent, now, new);
+            let step = (now, new);
+            site.set(&mut self.spares, || guard.take_lsn(1), write.extent, step, reserved);
         }
         // The copy is visible: lookups find its target, and the source may be released.
         if let Some(source) = write.source
@@ -230,35 +235,64 @@ impl Worker {
 
 /// A first write, or one that makes more of an exclusive extent valid. `alone`: no other slow
 /// write is aimed at the extent.
-fn in_place_mapping(write: &SlowWrite, now: Mapping, own: u64, alone: bool) -> Mapping {
-    if now.physical == Some(write.target) {
-        let valid = now.valid | own;
+fn in_place(write: &SlowWrite, now: Entry, own: u64, alone: bool) -> Entry {
+    let top = now.top();
+    if top.physical == Some(write.target) {
+        let valid = top.valid | own;
+        let is_empty = valid | now.base().valid == 0;
         // The last write over an extent that a discard has emptied meanwhile unmaps it (R5e).
-        return if valid == 0 && alone && write.cancelled != 0 {
+        return if is_empty && alone && write.cancelled != 0 {
             met(Situation::EmptiedUnderWrite);
-            Mapping::UNMAPPED
+            Entry::Unmapped
         } else {
-            Mapping { physical: now.physical, valid }
+            Entry::over(Mapping { valid, ..top }, now.base())
         };
     }
-    if now.physical.is_none() && own != 0 {
-        return Mapping { physical: Some(write.target), valid: own };
+    if !now.is_mapped() && own != 0 {
+        return Entry::Mapped { physical: write.target, valid: own };
     }
     now
 }
 
-/// A copy-on-write: (bits still set now AND copied) OR (own bits not cancelled).
-fn copied_mapping(write: &SlowWrite, now: Mapping, own: u64, ok: bool) -> Mapping {
-    let still = if active(Mutation::StaleCompletion) { u64::MAX } else { now.valid };
+/// A copy-on-write: (bits still set now AND copied) OR (own bits not cancelled). What is below the
+/// copied extent stays.
+fn copied(write: &SlowWrite, now: Entry, own: u64, ok: bool) -> Entry {
+    let (top, base) = (now.top(), now.base());
+    let still = if active(Mutation::StaleCompletion) { u64::MAX } else { top.valid };
     let valid = if ok { (still & write.copied) | own } else { 0 };
     if valid != 0 {
-        return Mapping { physical: Some(write.target), valid };
+        return Entry::over(Mapping { physical: Some(write.target), valid }, base);
     }
-    if now.valid == 0 && write.cancelled != 0 {
+    if now.valid() == 0 && write.cancelled != 0 {
         met(Situation::CopyCancelled);
-        return Mapping::UNMAPPED;
+        return Entry::Unmapped;
     }
     now
+}
+
+/// A write that comes to lie over the shared extent (K2): the first one of an extent makes the
+/// entry composite, later ones find their target there.
+fn redirected(
+    write: &SlowWrite,
+    source: PhysicalExtent,
+    now: Entry,
+    own: u64,
+    alone: bool,
+) -> Entry {
+    let top = now.top();
+    if own == 0 {
+        // As in place: R5e.
+        let is_left = now.valid() != 0 || !alone || write.cancelled == 0;
+        return if is_left { now } else { Entry::Unmapped };
+    }
+    if top.physical == Some(write.target) {
+        return Entry::over(Mapping { valid: top.valid | own, ..top }, now.base());
+    }
+    let over = Mapping { physical: Some(write.target), valid: own };
+    if top.physical == Some(source) {
+        return Entry::over(over, top);
+    }
+    if now.is_mapped() { now } else { Entry::from(over) }
 }
 
 /// Returns an extent that was allocated and never shown.

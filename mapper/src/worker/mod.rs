@@ -6,6 +6,7 @@ mod clear;
 mod complete;
 mod read;
 mod status;
+mod way;
 mod write;
 
 use std::sync::Arc;

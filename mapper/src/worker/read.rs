@@ -2,6 +2,7 @@
 
 use super::{Attachment, Worker};
 use crate::directory::Directory;
+use crate::entry::Entry;
 use crate::error::MapperError;
 use crate::mapping::Mapping;
 use crate::mutation::{Mutation, active};
@@ -62,8 +63,15 @@ impl Worker {
     }
 }
 
-/// The present mapping of an extent, without a lock.
-pub(super) fn lookup(pool: &Pool, directory: &Directory, extent: ExtentIndex) -> Mapping {
+/// The present entry of an extent, without a lock.
+pub(super) fn lookup(pool: &Pool, directory: &Directory, extent: ExtentIndex) -> Entry {
+    directory
+        .load(extent.slot())
+        .map_or(Entry::Unmapped, |leaf| pool.arena.entry(leaf, extent.entry()))
+}
+
+/// The part of it that writes go to in place.
+pub(super) fn lookup_top(pool: &Pool, directory: &Directory, extent: ExtentIndex) -> Mapping {
     directory
         .load(extent.slot())
         .map_or(Mapping::UNMAPPED, |leaf| pool.arena.leaf(leaf).load(extent.entry()))
@@ -77,8 +85,8 @@ fn fill(pool: &Pool, directory: &Directory, offset: u64, len: u64, plan: &mut Pl
         let at = offset + done;
         let from = geometry.within(at);
         let to = (from + (len - done)).min(geometry.extent_size());
-        let mapping = lookup(pool, directory, geometry.extent_of(at));
-        let planned = extent(pool, mapping, from, to, done, plan);
+        let entry = lookup(pool, directory, geometry.extent_of(at));
+        let planned = extent(pool, entry, from, to, done, plan);
         done += planned;
         if planned < to - from {
             break;
@@ -90,31 +98,31 @@ fn fill(pool: &Pool, directory: &Directory, offset: u64, len: u64, plan: &mut Pl
 /// Plans bytes `from..to` of one extent; returns how many were planned.
 fn extent(
     pool: &Pool,
-    mapping: Mapping,
+    entry: Entry,
     from: u64,
     to: u64,
     buffer_offset: u64,
     plan: &mut Plan,
 ) -> u64 {
     let geometry = pool.geometry;
-    let valid =
-        if active(Mutation::ClearBitsRead) { geometry.full_bitmap() } else { mapping.valid };
-    let Some(physical) = mapping.physical else {
+    let (top, base) = (entry.top(), entry.base());
+    let Some(physical) = top.physical else {
         return if push(plan, zeroes(buffer_offset, to - from)) { to - from } else { 0 };
     };
-    let (device, base) = pool.place(physical);
+    let valid = if active(Mutation::ClearBitsRead) { geometry.full_bitmap() } else { top.valid };
+    let over = (valid, pool.place(physical));
+    // Bits that the overlay hides are not read from the base.
+    let below = base.physical.map(|physical| (base.valid & !valid, pool.place(physical)));
     let sub_block = geometry.sub_block_size();
     let mut at = from;
     while at < to {
         let bit = at / sub_block;
-        let rest = valid >> bit;
-        let (is_valid, bits) = match rest.trailing_ones() {
-            0 => (false, rest.trailing_zeros()),
-            ones => (true, ones),
-        };
+        let parts = std::iter::once(over).chain(below);
+        let (is_there, place, bits) = run_at(parts, bit);
         let end = ((bit + u64::from(bits)) * sub_block).min(to);
-        let op = if is_valid {
-            let (offset, len, buffer_offset) = (base + at, end - at, buffer_offset + (at - from));
+        let op = if is_there {
+            let (device, start) = place;
+            let (offset, len, buffer_offset) = (start + at, end - at, buffer_offset + (at - from));
             let (kind, stage, unseen) = (OpKind::Read, 0, false);
             PlanOp { kind, stage, device, offset, len, buffer_offset, unseen }
         } else {
@@ -126,6 +134,21 @@ fn extent(
         at = end;
     }
     to - from
+}
+
+type Place = (DeviceIndex, u64);
+
+/// The run of sub-blocks from `bit` on that lie in the same extent, or in none.
+fn run_at(parts: impl Iterator<Item = (u64, Place)>, bit: u64) -> (bool, Place, u32) {
+    let (mut all, mut found) = (0, None);
+    for (valid, place) in parts {
+        let ones = (valid >> bit).trailing_ones();
+        if ones > 0 {
+            found = Some((true, place, ones));
+        }
+        all |= valid;
+    }
+    found.unwrap_or_else(|| (false, (DeviceIndex(0), 0), (all >> bit).trailing_zeros()))
 }
 
 const fn zeroes(buffer_offset: u64, len: u64) -> PlanOp {

@@ -74,11 +74,9 @@ impl Worker {
                 // Nothing under this leaf: the walk takes big steps over empty ranges.
                 (Content::Hole, (at / geometry.leaf_span() + 1) * geometry.leaf_span())
             } else {
-                let mapping = lookup(&self.pool, &directory, geometry.extent_of(at));
-                let (empty, valid) = match mapping.physical {
-                    Some(_) => (Content::Zeroes, mapping.valid),
-                    None => (Content::Hole, 0),
-                };
+                let entry = lookup(&self.pool, &directory, geometry.extent_of(at));
+                let empty = if entry.is_mapped() { Content::Zeroes } else { Content::Hole };
+                let valid = entry.valid();
                 let bit = geometry.within(at) / sub_block;
                 let rest = valid >> bit;
                 let (content, bits) = match rest.trailing_ones() {

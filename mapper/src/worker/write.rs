@@ -1,9 +1,11 @@
 //! Writes: in place where all is mapped and exclusive, otherwise a slow write in the table.
 
-use super::read::{lookup, push};
+use super::read::{lookup_top, push};
+use super::way::Way;
 use super::{Attachment, Begun, Worker};
 use crate::change::Site;
 use crate::directory::Directory;
+use crate::entry::Entry;
 use crate::error::MapperError;
 use crate::mapping::Mapping;
 use crate::mutation::{Mutation, active};
@@ -33,14 +35,14 @@ pub(super) struct Request {
 
 /// One extent's part of a write.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+pub(super) struct Piece {
     extent: ExtentIndex,
     /// Bytes of the extent.
-    from: u64,
-    to: u64,
-    buffer_offset: u64,
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) buffer_offset: u64,
     fua: bool,
-    payload: Payload,
+    pub(super) payload: Payload,
     /// Sub-blocks touched, in whole or in part.
     touched: u64,
 }
@@ -135,8 +137,7 @@ impl Worker {
         piece: &Piece,
         plan: &mut Plan,
     ) -> Planned {
-        let mapping = lookup(&self.pool, directory, piece.extent);
-        match self.in_place(directory, piece, mapping) {
+        match self.in_place(directory, piece, lookup_top(&self.pool, directory, piece.extent)) {
             Some(physical) => self.plan_in_place(directory, piece, physical, plan),
             None => self.plan_slow(attachment, directory, piece, plan),
         }
@@ -217,7 +218,7 @@ impl Worker {
         drop(stripe);
         if self.next_token == token {
             // It needs no slow write, or there is none yet.
-            self.pool.ring.release(self.slot, 1);
+            self.pool.ring.release(self.slot, self.pool.change_units());
             return planned;
         }
         self.slow_in_flight += 1;
@@ -228,14 +229,14 @@ impl Worker {
     }
 
     fn reserve_record(&self) -> bool {
+        let units = self.pool.change_units();
+        let reserved = self.pool.ring.reserve(self.slot, units);
         #[cfg(feature = "mutations")]
-        if active(Mutation::OverwriteFullRing) && !self.pool.ring.reserve(self.slot, 1) {
-            self.pool.ring.force_reserve(self.slot);
-            return true;
-        } else if active(Mutation::OverwriteFullRing) {
+        if active(Mutation::OverwriteFullRing) && !reserved {
+            self.pool.ring.force_reserve(self.slot, units);
             return true;
         }
-        self.pool.ring.reserve(self.slot, 1)
+        reserved
     }
 
     fn plan_locked(
@@ -248,33 +249,28 @@ impl Worker {
     ) -> Planned {
         let volume = &*attachment.volume;
         let site = Site { pool: &self.pool, volume, directory, ring_slot: self.slot };
-        let mapping = site.mapping(piece.extent);
-        if let Some(physical) = self.in_place(directory, piece, mapping) {
+        let entry = site.entry(piece.extent);
+        let top = entry.top();
+        if let Some(physical) = self.in_place(directory, piece, top) {
             return self.plan_in_place(directory, piece, physical, plan);
         }
-        let geometry = self.pool.geometry;
-        let whole = geometry.covered(piece.from, piece.to);
-        let shared =
-            mapping.physical.filter(|&physical| !site.is_exclusive(piece.extent, physical));
-        let filled = piece.touched & !whole & !mapping.valid;
+        let whole = self.pool.geometry.covered(piece.from, piece.to);
+        let shared = top.physical.filter(|&physical| !site.is_exclusive(piece.extent, physical));
+        let way = Way::of(self.pool.composite, entry, shared, piece.touched, whole);
         if stripe.is_full() {
             stripe.await_room();
             return Planned::Park(ParkReason::InFlight);
         }
-        if self.conflicts(stripe, volume.identity.id, piece, filled, shared) {
+        if self.conflicts(stripe, volume.identity.id, piece, &way) {
             return Planned::Park(ParkReason::InFlight);
         }
-        if filled != 0 && mapping.is_mapped() && shared.is_none() && !self.may_fill(stripe) {
+        let is_own = top.is_mapped() && shared.is_none();
+        if way.filled != 0 && is_own && !self.may_fill(stripe) {
             return Planned::Park(ParkReason::InFlight);
         }
-        let copied = if shared.is_some() { mapping.valid & !whole } else { 0 };
-        // Each run of copied sub-blocks is an operation, and then the fills and the write.
-        if plan.room() < runs_of(copied) + 3 {
-            return if plan.ops.is_empty() {
-                Planned::Park(ParkReason::InFlight)
-            } else {
-                Planned::NoRoom
-            };
+        if plan.room() < way.operations() {
+            let is_first = plan.ops.is_empty();
+            return if is_first { Planned::Park(ParkReason::InFlight) } else { Planned::NoRoom };
         }
         // Under the stripe's mutex, where a checkpoint's cut looks for writes without a promise.
         let page_promised = !directory.is_dirty(piece.extent.slot())
@@ -282,10 +278,10 @@ impl Worker {
         if page_promised && !self.pool.promise_page(false) {
             return Planned::Park(ParkReason::Metadata);
         }
-        let sharing_target = stripe.on(volume.identity.id, piece.extent).next().map(|w| w.target);
-        let is_own = mapping.physical.is_some() && shared.is_none();
-        let present = if is_own { mapping.physical } else { sharing_target };
-        let present = present.filter(|_| is_own || mapping.physical.is_none());
+        // Other first writes of the extent have a target already.
+        let joins = !top.is_mapped() || way.redirects;
+        let in_flight = stripe.on(volume.identity.id, piece.extent).next().map(|w| w.target);
+        let present = if is_own { top.physical } else { in_flight.filter(|_| joins) };
         let allocated = present.is_none();
         let target = match present.map_or_else(|| self.allocate(attachment, plan.hurried), Ok) {
             Ok(target) => target,
@@ -296,9 +292,7 @@ impl Worker {
                 return Planned::Park(reason);
             }
         };
-        if let Some(source) = shared {
-            self.hold(source);
-        }
+        shared.into_iter().for_each(|source| self.hold(source));
         self.next_token += 1;
         let write = SlowWrite {
             token: self.next_token,
@@ -306,9 +300,10 @@ impl Worker {
             extent: piece.extent,
             target,
             source: shared,
+            redirects: way.redirects,
             own: piece.touched,
-            copied,
-            filled,
+            copied: if way.redirects { 0 } else { way.from_top },
+            filled: way.partial(),
             cancelled: 0,
             awaited: false,
             page_promised,
@@ -316,8 +311,8 @@ impl Worker {
         };
         attachment.shared.count_taken(i64::from(allocated));
         stripe.add(write);
-        let unseen = !is_own || self.is_unseen(volume, piece, mapping);
-        self.push_slow_ops(piece, &write, unseen, plan);
+        let unseen = !is_own || self.is_unseen(volume, piece, top);
+        self.push_first_write(piece, entry, &way, (target, unseen), plan);
         plan.slow.push(SlowPiece { extent: piece.extent, token: self.next_token });
         plan.fua_commit |= piece.fua;
         Planned::Yes
@@ -335,21 +330,14 @@ impl Worker {
     /// Whether the piece must wait for a slow write on the same extent: a copy excludes all others
     /// and waits for all of them; a sub-block that is being filled up belongs to one writer, and
     /// where blocks are to stay whole so does any.
-    fn conflicts(
-        &self,
-        stripe: &mut Stripe,
-        volume: VolumeId,
-        piece: &Piece,
-        filled: u64,
-        shared: Option<PhysicalExtent>,
-    ) -> bool {
+    fn conflicts(&self, stripe: &mut Stripe, volume: VolumeId, piece: &Piece, way: &Way) -> bool {
         let whole_blocks = self.pool.tuning.whole_blocks;
         let mut any = false;
         for other in stripe.on_mut(volume, piece.extent) {
-            let in_the_way = other.source.is_some()
-                || shared.is_some()
+            let in_the_way = other.copies()
+                || way.copies
                 || other.filled & piece.touched != 0
-                || filled & other.own != 0
+                || way.partial() & other.own != 0
                 || (whole_blocks && other.own & piece.touched != 0);
             // Its completion wakes the waiters; marked under the mutex, so that none is missed.
             other.awaited |= in_the_way;
@@ -416,63 +404,10 @@ impl Worker {
         extent.ok_or(ParkReason::Space)
     }
 
-    /// Copies first, then the client's bytes on top, with zeroes around them where a sub-block
-    /// that was clear becomes valid by a part of it.
-    fn push_slow_ops(&self, piece: &Piece, write: &SlowWrite, unseen: bool, plan: &mut Plan) {
-        let sub_block = self.pool.geometry.sub_block_size();
-        let (device, base) = self.pool.place(write.target);
-        if let Some(source) = write.source {
-            let (from_device, from_base) = self.pool.place(source);
-            let mut bits = write.copied;
-            while bits != 0 {
-                let first = u64::from(bits.trailing_zeros());
-                let count = u64::from((bits >> first).trailing_ones());
-                let (offset, len) = (first * sub_block, count * sub_block);
-                plan.push(PlanOp {
-                    kind: OpKind::Copy { from_device, from_offset: from_base + offset },
-                    stage: 0,
-                    device,
-                    offset: base + offset,
-                    len,
-                    buffer_offset: 0,
-                    unseen,
-                });
-                bits &= u64::MAX.checked_shl(low_u32(first + count)).unwrap_or(0);
-            }
-        }
-        let stage = u8::from(write.copied != 0);
-        let zeroes = |from: u64, to: u64| PlanOp {
-            kind: OpKind::WriteZeroes { fua: false },
-            stage,
-            device,
-            offset: base + from,
-            len: to - from,
-            buffer_offset: piece.buffer_offset,
-            unseen,
-        };
-        let head = piece.from - piece.from % sub_block;
-        if head < piece.from && write.filled >> (head / sub_block) & 1 == 1 {
-            plan.push(zeroes(head, piece.from));
-        }
-        plan.push(PlanOp {
-            kind: piece.payload.kind(false),
-            stage,
-            device,
-            offset: base + piece.from,
-            len: piece.to - piece.from,
-            buffer_offset: piece.buffer_offset,
-            unseen,
-        });
-        let tail = piece.to.next_multiple_of(sub_block);
-        if tail > piece.to && write.filled >> (piece.to / sub_block) & 1 == 1 {
-            plan.push(zeroes(piece.to, tail));
-        }
-    }
-
     /// The rule taken out: bits become valid before the data is there (R5b).
     fn publish_early(&mut self, volume: &Attachment, directory: &Directory, extent: ExtentIndex) {
         let pool = std::sync::Arc::clone(&self.pool);
-        if !pool.ring.reserve(self.slot, 1) {
+        if !pool.ring.reserve(self.slot, pool.change_units()) {
             return;
         }
         let guard = pool.gate.enter(self.slot);
@@ -480,42 +415,23 @@ impl Worker {
         let Some(write) = stripe.remove(self.next_token) else { return };
         stripe.add(write);
         let site = Site { pool: &pool, volume: &volume.volume, directory, ring_slot: self.slot };
-        let old = site.mapping(extent);
-        if write.source.is_some() || old.valid & write.own == write.own {
-            pool.ring.release(self.slot, 1);
+        let old = site.entry(extent);
+        let reserved = pool.change_units();
+        if write.source.is_some() || old.top().valid & write.own == write.own {
+            pool.ring.release(self.slot, reserved);
             return;
         }
-        let new = Mapping { physical: Some(write.target), valid: old.valid | write.own };
-        site.set(&mut self.spares, || guard.take_lsn(1), extent, old, new);
+        let valid = old.top().valid | write.own;
+        let new = Entry::of(Mapping { physical: Some(write.target), valid }, old.base());
+        site.set(&mut self.spares, || guard.take_lsn(1), extent, (old, new), reserved);
     }
 }
 
 impl Payload {
-    const fn kind(self, fua: bool) -> OpKind {
+    pub(super) const fn kind(self, fua: bool) -> OpKind {
         match self {
             Self::Client => OpKind::Write { fua },
             Self::Zeroes => OpKind::WriteZeroes { fua },
         }
-    }
-}
-
-/// Runs of set bits.
-const fn runs_of(bits: u64) -> usize {
-    (bits & !(bits << 1)).count_ones() as usize
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "a bit's position in a word")]
-const fn low_u32(bits: u64) -> u32 {
-    bits as u32
-}
-
-#[cfg(test)]
-mod tests {
-    use super::runs_of;
-
-    #[test]
-    fn runs_are_counted() {
-        assert_eq!([0, 1, 0b1011, u64::MAX].map(runs_of), [0, 1, 2, 1]);
-        assert_eq!(runs_of(0x5555_5555_5555_5555), 32);
     }
 }

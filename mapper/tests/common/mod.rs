@@ -66,11 +66,16 @@ impl Media {
             wal_size: None,
             reserve_size: None,
             node: 0,
+            composite: false,
         }
     }
 
     pub(crate) fn create(&mut self) {
-        let mut creating = Creating::new(&self.options()).unwrap();
+        self.create_with(&self.options());
+    }
+
+    pub(crate) fn create_with(&mut self, options: &CreateOptions) {
+        let mut creating = Creating::new(options).unwrap();
         while let Some(mut command) = creating.poll() {
             self.run(&mut command);
             creating.complete(command, Ok(()));

@@ -47,6 +47,7 @@ impl Media {
             wal_size,
             reserve_size: None,
             node: 0,
+            composite: false,
         })?;
         while let Some(mut command) = creating.poll() {
             media.run(&mut command);

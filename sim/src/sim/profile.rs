@@ -78,6 +78,8 @@ pub struct Profile {
     pub silent: f64,
     /// Where the states of the pool's space begin.
     pub marks: Option<Marks>,
+    /// Whether first writes of shared extents lay an extent over them.
+    pub composite: bool,
 }
 
 /// Pools this small are low soon.
@@ -144,6 +146,7 @@ impl Profile {
             silent,
             // Last, so that the rest of a history is unchanged.
             marks: (random.u8(..3) == 0).then_some(NARROW),
+            composite: random.bool(),
         }
     }
 
@@ -186,6 +189,7 @@ impl Profile {
             metadata_write_error: 0.0,
             flush_error: 0.0,
             silent: 0.0,
+            composite: false,
         }
     }
 }

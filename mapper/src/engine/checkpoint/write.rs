@@ -3,13 +3,14 @@
 use super::super::queue::{MAX_WRITES_OUT, Purpose};
 use super::super::{Engine, NO_MEMORY};
 use super::{Pending, Phase};
+use crate::arena::{Arena, LeafMeta};
 use crate::format::PageRef;
 use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, encode_catalogue};
-use crate::format::leaf_page::encode_leaf;
+use crate::format::leaf_page::{encode_composite_leaf, encode_leaf};
 use crate::format::page::PageStamp;
+use crate::format::under_page::encode_under;
 use crate::io::{IoBuffer, IoOp, Page};
-use crate::leaf::Leaf;
-use crate::mutation::{Mutation, active};
+use crate::mutation::{Mutation, Situation, active, met};
 use crate::sync::Ordering;
 use crate::units::{DeviceIndex, LeafId, PageAddress};
 
@@ -109,27 +110,79 @@ impl Engine {
         true
     }
 
+    /// Writes the bases of composite entries as they were at the cut, where they have changed.
+    pub(super) fn write_bases(&mut self) -> bool {
+        while self.checkpoint.next < self.checkpoint.pending.len() {
+            let pending = self.checkpoint.pending[self.checkpoint.next];
+            let pool = std::sync::Arc::clone(&self.pool);
+            let _stripe = pool.stripes[pending.stripe].lock();
+            if let Some(under) = self.bases_to_write(pending) {
+                let Some(address) = self.next_page() else { return false };
+                self.write_under(pending, under, address);
+            }
+            self.checkpoint.next += 1;
+        }
+        self.checkpoint.next = 0;
+        self.checkpoint.phase = Phase::Leaves;
+        true
+    }
+
+    /// The under leaf with the content of the cut, if no page has it yet.
+    fn bases_to_write(&self, pending: Pending) -> Option<LeafId> {
+        let arena = &self.pool.arena;
+        let source = self.as_of_cut(pending.leaf)?;
+        let under = arena.under(source).filter(|_| arena.composites(source) > 0)?;
+        (!arena.meta(under).clean.load(Ordering::Relaxed)).then_some(under)
+    }
+
+    fn write_under(&mut self, pending: Pending, under: LeafId, address: PageAddress) {
+        met(Situation::BasesWritten);
+        let pool = std::sync::Arc::clone(&self.pool);
+        let (stamp, source) = (self.leaf_stamp(pending), pool.arena.leaf(under));
+        let sum = self.fill_page(|_, page| encode_under(page, &stamp, |i| source.load(i)));
+        self.keep_page();
+        let present = pool.arena.under(pending.leaf).map(|present| pool.arena.meta(present));
+        if let Some(present) = present {
+            let page = PageAddress(present.page.load(Ordering::Relaxed));
+            if page.0 != 0 {
+                self.checkpoint.dead.push(page);
+            }
+        }
+        let meta = pool.arena.meta(under);
+        for meta in present.into_iter().chain([meta]) {
+            meta.page.store(address.0, Ordering::Relaxed);
+            meta.page_sum.store(sum.unwrap_or(0), Ordering::Relaxed);
+        }
+        meta.clean.store(true, Ordering::Relaxed);
+    }
+
+    /// The leaf that has the content of the cut: itself, or the copy made when it changed. `None`
+    /// if it was written already, for another volume that shares it.
+    fn as_of_cut(&self, leaf: LeafId) -> Option<LeafId> {
+        if self.pool.arena.meta(leaf).capture_pending.load(Ordering::Relaxed) {
+            return Some(leaf);
+        }
+        self.pool.shadows.lock().iter().find(|(of, _)| *of == leaf).map(|(_, shadow)| *shadow)
+    }
+
     /// Writes a leaf as it was at the cut, unless another volume that shares it came first.
     fn leaf_reference(&mut self, pending: Pending, address: PageAddress) -> PageRef {
         let pool = std::sync::Arc::clone(&self.pool);
         let _stripe = pool.stripes[pending.stripe].lock();
         let meta = pool.arena.meta(pending.leaf);
         let live = meta.capture_pending.load(Ordering::Relaxed);
-        let present = PageRef {
-            address: PageAddress(meta.page.load(Ordering::Relaxed)),
-            sum: meta.page_sum.load(Ordering::Relaxed),
-        };
+        let present = page_of(meta);
         let shadow = if live { None } else { self.take_shadow(pending.leaf) };
         if !live && shadow.is_none() {
             return present;
         }
-        let source = pool.arena.leaf(shadow.unwrap_or(pending.leaf));
+        let source = shadow.unwrap_or(pending.leaf);
         let in_place = active(Mutation::PagesInPlace) && !present.is_none();
         let sum = if in_place {
             self.write_in_place(pending, source, present.address)
         } else {
             let stamp = self.leaf_stamp(pending);
-            let sum = self.fill_page(|_, page| encode_leaf(page, &stamp, |i| source.load(i)));
+            let sum = self.fill_page(|_, page| encode(&pool.arena, source, page, &stamp));
             self.keep_page();
             sum.unwrap_or(0)
         };
@@ -137,6 +190,7 @@ impl Engine {
         if !present.is_none() && !in_place {
             self.checkpoint.dead.push(present.address);
         }
+        self.drop_bases(pending.leaf, source);
         meta.page.store(own.address.0, Ordering::Relaxed);
         meta.page_sum.store(own.sum, Ordering::Relaxed);
         meta.clean.store(live, Ordering::Relaxed);
@@ -145,6 +199,19 @@ impl Engine {
             pool.arena.give_back(shadow);
         }
         own
+    }
+
+    /// The page of bases that a leaf had is dead when the leaf, as it was written, has none.
+    fn drop_bases(&mut self, leaf: LeafId, written: LeafId) {
+        let arena = &self.pool.arena;
+        let Some(under) = arena.under(leaf).filter(|_| arena.composites(written) == 0) else {
+            return;
+        };
+        let page = PageAddress(arena.meta(under).page.swap(0, Ordering::Relaxed));
+        arena.meta(under).clean.store(false, Ordering::Relaxed);
+        if page.0 != 0 {
+            self.checkpoint.dead.push(page);
+        }
     }
 
     fn leaf_stamp(&self, pending: Pending) -> PageStamp {
@@ -158,13 +225,13 @@ impl Engine {
     }
 
     /// The rule taken out: a page that the present superblock refers to is written over (R17c).
-    fn write_in_place(&mut self, pending: Pending, source: &Leaf, address: PageAddress) -> u64 {
+    fn write_in_place(&mut self, pending: Pending, source: LeafId, address: PageAddress) -> u64 {
         let stamp = self.leaf_stamp(pending);
         let Some(mut buffer) = self.io.buffer(1) else {
             self.pool.fail(NO_MEMORY);
             return 0;
         };
-        let sum = encode_leaf(&mut buffer.pages_mut()[0], &stamp, |i| source.load(i));
+        let sum = encode(&self.pool.arena, source, &mut buffer.pages_mut()[0], &stamp);
         let (device, offset) = self.page_offset(address);
         self.io.push(device, IoOp::Write { offset, buffer, fua: false }, Purpose::CheckpointPages);
         sum
@@ -269,5 +336,23 @@ impl Engine {
         self.send_batch();
         self.checkpoint.phase = Phase::Written;
         true
+    }
+}
+
+/// The page that holds a leaf.
+fn page_of(meta: &LeafMeta) -> PageRef {
+    let address = PageAddress(meta.page.load(Ordering::Relaxed));
+    PageRef { address, sum: meta.page_sum.load(Ordering::Relaxed) }
+}
+
+/// Writes a leaf's page. That of its bases, if it has some, was written before.
+fn encode(arena: &Arena, id: LeafId, page: &mut Page, stamp: &PageStamp) -> u64 {
+    let leaf = arena.leaf(id);
+    match arena.under(id).filter(|_| arena.composites(id) > 0) {
+        None => encode_leaf(page, stamp, |index| leaf.load(index)),
+        Some(under) => {
+            let bases = page_of(arena.meta(under));
+            encode_composite_leaf(page, stamp, bases, |index| arena.entry(id, index).into())
+        }
     }
 }

@@ -39,6 +39,7 @@ impl World {
             wal_size: Some(profile.wal_extents * extent),
             reserve_size: Some(profile.reserve_extents * extent),
             node: 1,
+            composite: profile.composite,
         };
         let refuse = |error: MapperError| {
             Violation::new(Breach::Error, format!("a pool could not be made: {error}"))

@@ -1,0 +1,247 @@
+//! Composite entries: the first write of a shared extent lays an extent over it.
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use blockd_mapper::create::CreateOptions;
+
+use blockd_mapper::engine::{Control, DiffRequest, Outcome, RangeState};
+use blockd_mapper::open::OpenOptions;
+use blockd_mapper::plan::*;
+use blockd_mapper::ring::VecRingMemory;
+use blockd_mapper::units::VolumeId;
+use blockd_mapper::worker::Attachment;
+use common::*;
+use std::sync::Arc;
+
+const MIB: usize = 1 << 20;
+const EXTENT: usize = 64 << 10;
+const BLOCK: usize = 4096;
+
+fn pool_of(composite: bool) -> Media {
+    let mut media = Media::new(&[64 * MIB]);
+    let options = CreateOptions { composite, ..media.options() };
+    media.create_with(&options);
+    media
+}
+
+impl Rig {
+    fn snapshot(&mut self, source: VolumeId, name: &str) -> VolumeId {
+        match self.control(Control::Snapshot { source, name: name.to_owned() }).unwrap() {
+            Outcome::Created(id) => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Plans a write, returns the bytes that its operations copy and write, and does it.
+    fn cost(&mut self, volume: &Attachment, offset: usize, data: &[u8]) -> (u64, u64) {
+        let (offset, len) = (offset as u64, data.len() as u64);
+        let mut plan = Plan::with_capacity(64);
+        let mut step = self.worker.write(volume, offset, len, false, &mut plan).unwrap();
+        if step == Step::Park(ParkReason::Space) {
+            self.settle();
+            step = self.worker.write(volume, offset, len, false, &mut plan).unwrap();
+        }
+        assert_eq!(step, Step::Issue { covered: len });
+        let sum = |is_meant: fn(&OpKind) -> bool| {
+            plan.ops().iter().filter(|op| is_meant(&op.kind)).map(|op| op.len).sum()
+        };
+        let costs = (
+            sum(|kind| matches!(kind, OpKind::Copy { .. })),
+            sum(|kind| matches!(kind, OpKind::Write { .. } | OpKind::WriteZeroes { .. })),
+        );
+        let failed =
+            self.worker.complete(volume, &mut plan, Err(blockd_mapper::io::IoError::Media));
+        assert!(failed.is_err());
+        self.write(volume, offset, data).unwrap();
+        costs
+    }
+
+    /// A volume with an extent full of ones, and a snapshot of it.
+    fn shared(&mut self) -> (VolumeId, Attachment, VolumeId) {
+        let id = self.create("a", 1 << 30);
+        let volume = self.attach(id);
+        self.write(&volume, 0, &[1; EXTENT]).unwrap();
+        let snapshot = self.snapshot(id, "s");
+        (id, volume, snapshot)
+    }
+
+    fn mapped(&self, id: VolumeId) -> u64 {
+        self.pool.summaries().iter().find(|one| one.id == id).unwrap().mapped / EXTENT as u64
+    }
+}
+
+/// An extent of ones with some blocks of another value.
+fn ones_with(blocks: &[(usize, u8)]) -> Vec<u8> {
+    let mut bytes = vec![1; EXTENT];
+    for &(block, value) in blocks {
+        bytes[block * BLOCK..(block + 1) * BLOCK].fill(value);
+    }
+    bytes
+}
+
+#[test]
+fn the_first_write_after_a_snapshot_copies_nothing() {
+    for (composite, copied) in [(false, EXTENT - BLOCK), (true, 0)] {
+        let mut rig = Rig::open(pool_of(composite)).unwrap();
+        let (id, volume, snapshot) = rig.shared();
+        let costs = rig.cost(&volume, 3 * BLOCK, &[2; BLOCK]);
+        assert_eq!(costs, (copied as u64, BLOCK as u64), "composite {composite}");
+        assert_eq!(rig.cost(&volume, 5 * BLOCK, &[3; BLOCK]), (0, BLOCK as u64));
+        assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(3, 2), (5, 3)]));
+        let old = rig.attach(snapshot);
+        assert_eq!(rig.read(&old, 0, EXTENT), ones_with(&[]));
+        assert_eq!(rig.mapped(id), if composite { 2 } else { 1 });
+        rig.check();
+    }
+}
+
+#[test]
+fn a_block_written_in_part_takes_the_rest_from_below() {
+    let mut rig = Rig::open(pool_of(true)).unwrap();
+    let (_, volume, _) = rig.shared();
+    assert_eq!(rig.cost(&volume, 512, &[2; 512]), (BLOCK as u64, 512));
+    // In the overlay by now.
+    assert_eq!(rig.cost(&volume, 1024, &[3; 512]), (0, 512));
+    // Another block of the overlay, which still takes its rest from the base.
+    assert_eq!(rig.cost(&volume, 7 * BLOCK, &[4; 512]), (BLOCK as u64, 512));
+    let mut expected = ones_with(&[]);
+    expected[512..1024].fill(2);
+    expected[1024..1536].fill(3);
+    expected[7 * BLOCK..7 * BLOCK + 512].fill(4);
+    assert_eq!(rig.read(&volume, 0, EXTENT), expected);
+    rig.check();
+}
+
+#[test]
+fn a_write_that_leaves_little_of_the_extent_copies_that() {
+    let mut rig = Rig::open(pool_of(true)).unwrap();
+    let (id, volume, _) = rig.shared();
+    // Sixteen blocks: with one left, an eighth is not.
+    assert_eq!(rig.cost(&volume, 0, &[2; 15 * BLOCK]), (BLOCK as u64, 15 * BLOCK as u64));
+    assert_eq!(rig.mapped(id), 1);
+    rig.check();
+}
+
+#[test]
+fn a_base_of_which_nothing_is_read_any_more_is_dropped() {
+    let mut rig = Rig::open(pool_of(true)).unwrap();
+    let (id, volume, snapshot) = rig.shared();
+    for block in 0..16 {
+        assert_eq!(rig.mapped(id), if block == 0 { 1 } else { 2 });
+        rig.write(&volume, (block * BLOCK) as u64, &[2; BLOCK]).unwrap();
+    }
+    assert_eq!(rig.mapped(id), 1);
+    rig.check();
+    let old = rig.attach(snapshot);
+    assert_eq!(rig.read(&old, 0, EXTENT), ones_with(&[]));
+    assert_eq!(rig.read(&volume, 0, EXTENT), [2; EXTENT]);
+}
+
+#[test]
+fn a_second_snapshot_copies_the_overlay_and_not_the_base() {
+    let mut rig = Rig::open(pool_of(true)).unwrap();
+    let (id, volume, first) = rig.shared();
+    rig.write(&volume, 0, &[2; 2 * BLOCK]).unwrap();
+    let second = rig.snapshot(id, "t");
+    assert_eq!(rig.cost(&volume, 9 * BLOCK, &[3; BLOCK]), (2 * BLOCK as u64, BLOCK as u64));
+    let expected = [
+        (first, ones_with(&[])),
+        (second, ones_with(&[(0, 2), (1, 2)])),
+        (id, ones_with(&[(0, 2), (1, 2), (9, 3)])),
+    ];
+    for (id, content) in &expected {
+        let attached = rig.attach(*id);
+        assert_eq!(&rig.read(&attached, 0, EXTENT), content, "{id}");
+    }
+    rig.check();
+    for id in [first, second] {
+        rig.control(Control::Delete { volume: id }).unwrap();
+        rig.check();
+    }
+    assert_eq!(rig.read(&volume, 0, EXTENT), expected[2].1);
+    assert_eq!(rig.mapped(id), 2);
+}
+
+#[test]
+fn a_discard_reaches_overlay_and_base() {
+    let mut rig = Rig::open(pool_of(true)).unwrap();
+    let (id, volume, snapshot) = rig.shared();
+    rig.write(&volume, 0, &[2; 2 * BLOCK]).unwrap();
+    // A block of both, one of the overlay alone to come, one of the base alone.
+    rig.discard(&volume, 0, BLOCK);
+    rig.discard(&volume, (4 * BLOCK) as u64, BLOCK);
+    assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 0), (1, 2), (4, 0)]));
+    assert_eq!(rig.mapped(id), 2);
+    // Nothing of the base is left.
+    rig.discard(&volume, (2 * BLOCK) as u64, 14 * BLOCK);
+    let mut expected = vec![0; EXTENT];
+    expected[BLOCK..2 * BLOCK].fill(2);
+    assert_eq!(rig.read(&volume, 0, EXTENT), expected);
+    assert_eq!(rig.mapped(id), 1);
+    rig.check();
+    // All of an extent in one go.
+    rig.write(&volume, EXTENT as u64, &[1; EXTENT]).unwrap();
+    rig.control(Control::Snapshot { source: id, name: "t".to_owned() }).unwrap();
+    rig.write(&volume, EXTENT as u64, &[5; BLOCK]).unwrap();
+    assert_eq!(rig.mapped(id), 3);
+    rig.discard(&volume, EXTENT as u64, EXTENT);
+    assert_eq!((rig.mapped(id), rig.read(&volume, EXTENT as u64, EXTENT)), (1, vec![0; EXTENT]));
+    rig.check();
+    let old = rig.attach(snapshot);
+    assert_eq!(rig.read(&old, 0, EXTENT), ones_with(&[]));
+}
+
+#[test]
+fn composite_entries_survive_the_process_and_a_loss_of_power() {
+    let mut media = pool_of(true);
+    for checkpoint in [false, true] {
+        let ring = Arc::new(VecRingMemory::new(4, 256));
+        let options = OpenOptions { ring: Some(ring.clone()), ..media.open_options() };
+        let mut rig = Rig::open_with(media, options).unwrap();
+        let name = format!("a{checkpoint}");
+        let id = rig.create(&name, 1 << 30);
+        let volume = rig.attach(id);
+        rig.write(&volume, 0, &[1; 2 * EXTENT]).unwrap();
+        rig.snapshot(id, &format!("s{checkpoint}"));
+        rig.write(&volume, 0, &[2; BLOCK]).unwrap();
+        rig.flush(&volume).unwrap();
+        if checkpoint {
+            rig.control(Control::Checkpoint).unwrap();
+        }
+        // In the ring only.
+        rig.write(&volume, BLOCK as u64, &[3; BLOCK]).unwrap();
+        rig.write(&volume, EXTENT as u64, &[4; BLOCK]).unwrap();
+        let mut rig = Rig::with_ring(ring, rig.kill()).unwrap();
+        let volume = rig.attach(id);
+        assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 2), (1, 3)]));
+        assert_eq!(rig.read(&volume, EXTENT as u64, EXTENT), ones_with(&[(0, 4)]));
+        rig.check();
+        rig.flush(&volume).unwrap();
+        // Without the ring.
+        let mut rig = Rig::open(rig.kill()).unwrap();
+        let volume = rig.attach(id);
+        assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 2), (1, 3)]));
+        assert_eq!(rig.read(&volume, EXTENT as u64, EXTENT), ones_with(&[(0, 4)]));
+        assert_eq!(rig.mapped(id), 4);
+        rig.check();
+        media = rig.kill();
+    }
+}
+
+#[test]
+fn a_difference_is_that_of_the_blocks_and_not_of_their_extents() {
+    let mut rig = Rig::open(pool_of(true)).unwrap();
+    let id = rig.create("a", 1 << 30);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &[1; MIB]).unwrap();
+    let snapshot = rig.snapshot(id, "s");
+    for extent in 0..16 {
+        rig.write(&volume, (extent * EXTENT + 5 * BLOCK) as u64, &[2; BLOCK]).unwrap();
+    }
+    let request =
+        DiffRequest { volume: id, base: Some(snapshot), from: 0, to: MIB as u64, max_ranges: 1000 };
+    let part = rig.engine.diff(&request).unwrap();
+    let changed = part.ranges.iter().filter(|range| range.state == RangeState::Data);
+    assert_eq!(changed.map(|range| range.len).sum::<u64>(), 16 * BLOCK as u64);
+}
