@@ -292,16 +292,22 @@ impl<'p> Checker<'p> {
         let lineage = leaf.volume.record.lineage;
         let mut end = 0;
         for (extent, entry) in (leaf.slot.first_extent().0..).zip(entries) {
-            let Some(physical) = entry.physical else { continue };
+            if !entry.is_mapped() {
+                continue;
+            }
             let start = extent * extent_size;
-            let last = 64 - u64::from(entry.valid.leading_zeros());
+            let last = 64 - u64::from(entry.valid().leading_zeros());
             end = start + (last * self.geometry.sub_block_size()).max(1);
+            // One logical extent each, and overlay and base differ: so no volume names an extent
+            // twice, in whichever way.
             let owner = Owner::Lineage(lineage.0, extent);
-            let Err(other) = self.owners.claim(physical, owner) else { continue };
-            if other != owner {
-                let text = self.clash(physical, other);
-                let range = start..start + extent_size;
-                self.finding(Severity::Damage, "extent", Some(leaf.volume), Some(range), text);
+            for physical in entry.extents() {
+                let Err(other) = self.owners.claim(physical, owner) else { continue };
+                if other != owner {
+                    let text = self.clash(physical, other);
+                    let range = start..start + extent_size;
+                    self.finding(Severity::Damage, "extent", Some(leaf.volume), Some(range), text);
+                }
             }
         }
         end

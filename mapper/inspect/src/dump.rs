@@ -7,10 +7,10 @@
 use std::fmt::Write as _;
 use std::ops::Range;
 
+use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::format::settings::OnFull;
-use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::VolumeId;
 
 use super::check::Progress;
@@ -142,14 +142,16 @@ impl<'o> Dumper<'o> {
         self.report.lost.push(Lost { volume, name: name.to_owned(), range, text });
     }
 
-    /// Neighbours that lie in a row and have equal bitmaps stand in one line.
+    /// Neighbours that lie in a row and have equal bitmaps stand in one line. A composite entry has
+    /// a line of its own.
     fn entries(&mut self, entries: &Entries) -> Result<(), Stopped> {
         let mut run: Option<(usize, u64, u64, u64)> = None;
-        let ends = std::iter::once(&Mapping::UNMAPPED);
+        let ends = std::iter::once(&Entry::Unmapped);
         for (index, entry) in entries.iter().chain(ends).enumerate() {
-            if let (Some((_, first, count, valid)), Some(physical)) = (&mut run, entry.physical)
+            if let (Some((_, first, count, run_valid)), &Entry::Mapped { physical, valid }) =
+                (&mut run, entry)
                 && physical.0 == *first + *count
-                && entry.valid == *valid
+                && valid == *run_valid
             {
                 *count += 1;
                 continue;
@@ -157,7 +159,13 @@ impl<'o> Dumper<'o> {
             if let Some((at, first, count, valid)) = run.take() {
                 self.line(&format!("map {at} {count} {first} {valid:x}"))?;
             }
-            run = entry.physical.map(|physical| (index, physical.0, 1, entry.valid));
+            match *entry {
+                Entry::Unmapped => {}
+                Entry::Mapped { physical, valid } => run = Some((index, physical.0, 1, valid)),
+                Entry::Composite(Composite { overlay, top, base, under }) => {
+                    self.line(&format!("over {index} {overlay} {top:x} {base} {under:x}"))?;
+                }
+            }
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! One line of a dump, read.
 
+use blockd_mapper::entry::Composite;
 use blockd_mapper::format::VolumeName;
 use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord, check_volume};
 use blockd_mapper::format::settings::{OnFull, VolumeSettings};
@@ -22,6 +23,7 @@ pub(crate) enum Line {
     Leaf { slot: u32, number: u64 },
     Share { slot: u32, number: u64 },
     Map { at: usize, count: usize, first: u64, valid: u64 },
+    Over { at: usize, composite: Composite },
     Lost { slot: u64, count: u64 },
 }
 
@@ -110,6 +112,12 @@ pub(crate) fn parse(line: &str) -> Result<Line, String> {
         "map" => {
             let (at, count) = (words.number()?, words.number()?);
             Line::Map { at, count, first: words.number()?, valid: words.hex()? }
+        }
+        "over" => {
+            let at = words.number()?;
+            let (overlay, top) = (PhysicalExtent(words.number()?), words.hex()?);
+            let (base, under) = (PhysicalExtent(words.number()?), words.hex()?);
+            Line::Over { at, composite: Composite { overlay, top, base, under } }
         }
         "lost" => Line::Lost { slot: words.number()?, count: words.number()? },
         other => return Err(format!("{other:?} is no word of a dump")),

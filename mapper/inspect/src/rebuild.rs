@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, encode_catalogue};
 use blockd_mapper::format::index_page::encode_index;
-use blockd_mapper::format::leaf_page::encode_leaf;
+use blockd_mapper::format::leaf_page::{encode_composite_leaf, encode_leaf};
 use blockd_mapper::format::page::PageStamp;
 use blockd_mapper::format::superblock::{Superblock, copy_offsets};
+use blockd_mapper::format::under_page::encode_under;
 use blockd_mapper::format::{INDEX_FANOUT, PageRef, levels_for};
 use blockd_mapper::geometry::{Geometry, PAGE_BYTES};
 use blockd_mapper::io::{IoError, Page};
@@ -97,6 +98,11 @@ impl Tree {
     }
 }
 
+/// The pages that a leaf with these entries takes.
+pub(crate) fn leaf_pages(entries: &Entries) -> u64 {
+    1 + u64::from(entries.iter().any(|entry| entry.plain().is_none()))
+}
+
 /// Writes a pool.
 pub(crate) struct Builder<'m> {
     media: &'m mut dyn MediaMut,
@@ -166,15 +172,21 @@ impl<'m> Builder<'m> {
         self.put(slot, reference)
     }
 
-    /// Writes a leaf's page.
+    /// Writes a leaf's page, and before it the one with the bases of its composite entries.
     pub(crate) fn write_leaf(
         &mut self,
         tree: u32,
         slot: u32,
         entries: &Entries,
     ) -> Result<PageRef, MapperError> {
-        let mut page = Page::zeroed();
-        let sum = encode_leaf(&mut page, &self.stamp(tree, u64::from(slot)), |i| entries[i]);
+        let (mut page, stamp) = (Page::zeroed(), self.stamp(tree, u64::from(slot)));
+        let sum = if leaf_pages(entries) == 1 {
+            encode_leaf(&mut page, &stamp, |i| entries[i].plain().unwrap_or_default())
+        } else {
+            let sum = encode_under(&mut page, &stamp, |i| entries[i].base());
+            let under = self.write_page(&page, sum)?;
+            encode_composite_leaf(&mut page, &stamp, under, |i| entries[i].into())
+        };
         self.write_page(&page, sum)
     }
 

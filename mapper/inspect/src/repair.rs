@@ -10,17 +10,17 @@ mod write;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
+use blockd_mapper::entry::Entry;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::PoolId;
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::mapping::Mapping;
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::{DeviceIndex, Lsn, PageAddress, SlotIndex, VolumeId};
 
 use super::check::{Progress, check};
 use super::dump::Lost;
 use super::owners::{Owner, Owners};
-use super::rebuild::MediaMut;
+use super::rebuild::{MediaMut, leaf_pages};
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
 use super::{Entries, Fault, IDS_SKIPPED, Reader, State, VolumeView, reader};
 
@@ -163,7 +163,8 @@ struct Plan {
     catalogue_missing: Vec<Range<u64>>,
     /// Slots in use of each volume so far.
     slots: HashMap<VolumeId, u64>,
-    leaves: u64,
+    /// Pages of leaves.
+    pages: u64,
     lost: Vec<Lost>,
     salvaged: Vec<Lost>,
     next_sequence: u64,
@@ -183,7 +184,7 @@ impl Plan {
             missing: BTreeMap::new(),
             catalogue_missing: Vec::new(),
             slots: HashMap::new(),
-            leaves: 0,
+            pages: 0,
             lost: Vec::new(),
             salvaged: Vec::new(),
             next_sequence: 0,
@@ -269,16 +270,20 @@ impl Plan {
         let mut dropped = 0;
         let (size, lineage) = (view.record.size, view.record.lineage.0);
         for (extent, entry) in (slot.first_extent().0..).zip(entries.iter_mut()) {
-            let Some(physical) = entry.physical else { continue };
+            if !entry.is_mapped() {
+                continue;
+            }
             let cut = match old {
-                true => super::state::cut_mapping(self.geometry, *entry, extent, size),
+                true => super::state::cut_entry(self.geometry, *entry, extent, size),
                 false => *entry,
             };
             let owner = Owner::Lineage(lineage, extent);
-            let mine = cut.is_mapped()
-                && self.owners.claim(physical, owner).map_or_else(|o| o == owner, |()| true);
+            let mut claim = |physical| {
+                self.owners.claim(physical, owner).map_or_else(|o| o == owner, |()| true)
+            };
+            let mine = cut.is_mapped() && cut.extents().all(&mut claim);
             dropped += u64::from(!mine);
-            *entry = if mine { cut } else { Mapping::UNMAPPED };
+            *entry = if mine { cut } else { Entry::Unmapped };
         }
         dropped
     }
@@ -323,13 +328,15 @@ impl Visitor for Plan {
     fn leaf(&mut self, leaf: &Leaf<'_>) -> Result<(), Stopped> {
         *self.slots.entry(leaf.volume.record.id).or_default() += 1;
         let Some(fresh) = leaf.fresh else { return Ok(()) };
-        self.leaves += 1;
+        self.pages += leaf_pages(fresh);
         let mut entries = *fresh;
         self.claim(leaf.volume, leaf.slot, &mut entries, false);
         for (extent, (was, is)) in
             (leaf.slot.first_extent().0..).zip(fresh.iter().zip(entries.iter()))
         {
-            if let Some(physical) = was.physical.filter(|_| !is.is_mapped()) {
+            let owner = Some(Owner::Lineage(leaf.volume.record.lineage.0, extent));
+            let lost = was.extents().find(|physical| self.owners.get(*physical) != owner);
+            if let Some(physical) = lost.filter(|_| !is.is_mapped()) {
                 let size = self.geometry.extent_size();
                 let name = leaf.volume.record.name.as_str().to_owned();
                 let text = format!("extent {physical} belongs to something else");

@@ -5,13 +5,14 @@ mod content;
 
 use std::collections::HashSet;
 
+use blockd_mapper::entry::Entry;
 use blockd_mapper::error::MapperError;
-use blockd_mapper::mapping::Mapping;
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::{DeviceIndex, PhysicalExtent};
 
 use super::dump_line::{Line, first_line, last_line, parse};
 use super::rebuild::{Builder, MediaMut, PageSource};
+use super::walk::NO_ENTRIES;
 use super::{Entries, IDS_SKIPPED, reader};
 
 use content::Content;
@@ -286,8 +287,7 @@ impl Restoring<'_> {
             }
             Line::Leaf { slot, number } => {
                 self.end_leaf()?;
-                let entries = Box::new([Mapping::UNMAPPED; blockd_mapper::leaf::LEAF_ENTRIES]);
-                self.leaf = Some((slot, number, entries));
+                self.leaf = Some((slot, number, Box::new(NO_ENTRIES)));
                 Ok(())
             }
             Line::Share { slot, number } => {
@@ -297,9 +297,16 @@ impl Restoring<'_> {
             Line::Map { at, count, first, valid } => {
                 if let Some((_, _, entries)) = &mut self.leaf {
                     for (entry, physical) in entries.iter_mut().skip(at).take(count).zip(first..) {
-                        let physical = Some(PhysicalExtent(physical));
-                        *entry = Mapping { physical, valid };
+                        let physical = PhysicalExtent(physical);
+                        *entry = Entry::Mapped { physical, valid };
                     }
+                }
+                Ok(())
+            }
+            Line::Over { at, composite } => {
+                let leaf = self.leaf.as_mut().and_then(|(.., entries)| entries.get_mut(at));
+                if let Some(entry) = leaf {
+                    *entry = Entry::Composite(composite);
                 }
                 Ok(())
             }

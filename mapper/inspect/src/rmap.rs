@@ -197,7 +197,7 @@ impl Visitor for Finder {
         if let Some(entries) = leaf.fresh {
             let entries = (leaf.slot.first_extent().0..).zip(entries);
             let found: Vec<_> = entries
-                .filter_map(|(at, entry)| Some((at, entry.physical?)))
+                .flat_map(|(at, entry)| entry.extents().map(move |physical| (at, physical)))
                 .filter(|(_, PhysicalExtent(physical))| self.extents.contains(physical))
                 .map(|(at, physical)| (at, physical.0))
                 .collect();

@@ -7,12 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord};
 use blockd_mapper::format::record::Change;
 use blockd_mapper::format::settings::VolumeSettings;
 use blockd_mapper::format::{PageRef, VolumeName};
 use blockd_mapper::geometry::{Geometry, LEAF_ENTRIES};
-use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{ExtentIndex, Lsn, SlotIndex, VolumeId, WallTime};
 
 use super::walk::{Entries, PageUse, Stopped, Visitor};
@@ -23,7 +23,7 @@ use super::{LogEnd, Reader, read_log, walk};
 struct SlotChange {
     /// Everything from before is gone.
     cleared: bool,
-    entries: BTreeMap<u8, Mapping>,
+    entries: BTreeMap<u8, Entry>,
 }
 
 /// Changes between two moments at which a volume was shared or cut.
@@ -43,27 +43,33 @@ impl Layer {
     fn apply(&self, geometry: Geometry, slot: SlotIndex, entries: &mut Entries) {
         if let Some(size) = self.cut {
             for (extent, entry) in (slot.first_extent().0..).zip(entries.iter_mut()) {
-                *entry = cut_mapping(geometry, *entry, extent, size);
+                *entry = cut_entry(geometry, *entry, extent, size);
             }
         }
         let Some(change) = self.slots.get(&slot.0) else { return };
         if change.cleared {
-            entries.fill(Mapping::UNMAPPED);
+            entries.fill(Entry::Unmapped);
         }
-        for (&index, &mapping) in &change.entries {
-            entries[usize::from(index)] = mapping;
+        for (&index, &entry) in &change.entries {
+            entries[usize::from(index)] = entry;
         }
     }
 }
 
 /// Returns the rest of an entry when its volume ends at `size` bytes.
-pub(crate) fn cut_mapping(geometry: Geometry, mapping: Mapping, extent: u64, size: u64) -> Mapping {
+pub(crate) fn cut_entry(geometry: Geometry, entry: Entry, extent: u64, size: u64) -> Entry {
     let start = extent * geometry.extent_size();
     if start >= size {
-        return Mapping::UNMAPPED;
+        return Entry::Unmapped;
     }
-    let end = (size - start).min(geometry.extent_size());
-    Mapping { valid: mapping.valid & geometry.touched(0, end), ..mapping }
+    let kept = geometry.touched(0, (size - start).min(geometry.extent_size()));
+    match entry {
+        Entry::Unmapped => Entry::Unmapped,
+        Entry::Mapped { physical, valid } => Entry::Mapped { physical, valid: valid & kept },
+        Entry::Composite(Composite { overlay, top, base, under }) => {
+            Entry::Composite(Composite { overlay, top: top & kept, base, under: under & kept })
+        }
+    }
 }
 
 /// A volume or snapshot at the end of the log.
@@ -196,11 +202,13 @@ impl State {
     fn apply(&mut self, change: &Change, lsn: Lsn) -> Result<(), String> {
         match *change {
             Change::Map { volume, extent, physical, valid } => {
-                let mapping = Mapping { physical: Some(physical), valid };
-                self.map(volume, extent, mapping)
+                self.map(volume, extent, Entry::Mapped { physical, valid })
             }
-            Change::Unmap { volume, extent } => self.map(volume, extent, Mapping::UNMAPPED),
-            Change::Composite { .. } => Err("composite entries are not supported".to_owned()),
+            Change::Unmap { volume, extent } => self.map(volume, extent, Entry::Unmapped),
+            Change::Composite { volume, extent, overlay, top, base, under } => {
+                let composite = Composite { overlay, top, base, under };
+                self.map(volume, extent, Entry::Composite(composite))
+            }
             Change::UnmapLeaf { volume, slot } => {
                 let change = self.view(volume)?.slot(slot.0);
                 *change = SlotChange { cleared: true, entries: BTreeMap::new() };
@@ -254,14 +262,14 @@ impl State {
         self.volumes.get_mut(&id).ok_or_else(|| format!("volume {id} does not exist"))
     }
 
-    fn map(&mut self, id: VolumeId, extent: ExtentIndex, mapping: Mapping) -> Result<(), String> {
+    fn map(&mut self, id: VolumeId, extent: ExtentIndex, entry: Entry) -> Result<(), String> {
         let geometry = self.geometry;
         let view = self.view(id)?;
         if extent.0 >= geometry.extents_for(view.record.size) {
             return Err(format!("extent {extent} lies beyond the end of volume {id}"));
         }
         let index = u8::try_from(extent.0 % LEAF_ENTRIES).unwrap_or(u8::MAX);
-        view.slot(extent.slot().0).entries.insert(index, mapping);
+        view.slot(extent.slot().0).entries.insert(index, entry);
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
+use blockd_mapper::entry::Entry;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::superblock::DeviceTable;
 use blockd_mapper::units::{DeviceIndex, PhysicalExtent, VolumeId};
@@ -55,6 +56,10 @@ pub fn thin_xml(
     if let Some(id) = state.volumes.keys().find(|id| id.0 > MAX_DEVICE_ID) {
         let (value, allowed) = (u64::from(id.0), "below 2^24 for dm-thin");
         return Err(MapperError::Invalid { field: "volume id", value, allowed });
+    }
+    if counter.composite > 0 {
+        let (value, allowed) = (counter.composite, "0 for dm-thin");
+        return Err(MapperError::Invalid { field: "composite entries", value, allowed });
     }
     let superblock = reader.superblock().clone();
     let table = superblock.devices;
@@ -112,6 +117,8 @@ struct Counter {
     mapped: HashMap<VolumeId, u64>,
     leaves: HashMap<u64, u64>,
     partial: BTreeMap<PhysicalExtent, Bits>,
+    /// Composite entries, which dm-thin does not have.
+    composite: u64,
     lost: bool,
 }
 
@@ -139,9 +146,15 @@ impl Visitor for Counter {
         if let Some(entries) = leaf.fresh {
             let mut count = 0;
             for entry in entries {
-                let Some(physical) = entry.physical else { continue };
+                let (physical, now) = match *entry {
+                    Entry::Unmapped => continue,
+                    Entry::Mapped { physical, valid } => (physical, valid),
+                    Entry::Composite(_) => {
+                        self.composite += 1;
+                        continue;
+                    }
+                };
                 count += 1;
-                let now = entry.valid;
                 let bits = self.partial.entry(physical).or_insert(Bits { any: now, differ: false });
                 bits.differ |= bits.any != now;
                 bits.any |= now;
@@ -203,7 +216,8 @@ impl Writer<'_> {
 
     fn entries(&mut self, first: u64, entries: &Entries) -> Result<(), Stopped> {
         for (origin, entry) in (first..).zip(entries) {
-            let Some(physical) = entry.physical else { continue };
+            // None is composite: else the pool was refused.
+            let Entry::Mapped { physical, .. } = *entry else { continue };
             let data = self.block(physical);
             match &mut self.run {
                 Some(run) if run.origin + run.length == origin && run.data + run.length == data => {

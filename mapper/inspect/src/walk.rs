@@ -2,21 +2,25 @@
 
 use std::collections::HashMap;
 
+use blockd_mapper::entry::Entry;
 use blockd_mapper::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, decode_catalogue};
 use blockd_mapper::format::index_page::decode_index;
 use blockd_mapper::format::leaf_page::decode_leaf;
-use blockd_mapper::format::page::PageExpect;
+use blockd_mapper::format::page::{PageExpect, PageKind};
+use blockd_mapper::format::under_page::decode_under;
 use blockd_mapper::format::{
     INDEX_FANOUT, PageRef, Place, Problem, Structure, capacity_of, levels_for,
 };
 use blockd_mapper::leaf::LEAF_ENTRIES;
-use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{PageAddress, SlotIndex, VolumeId};
 
 use super::{Fault, Reader, State, VolumeView};
 
 /// The entries of a leaf.
-pub type Entries = [Mapping; LEAF_ENTRIES];
+pub type Entries = [Entry; LEAF_ENTRIES];
+
+/// A leaf in which nothing is mapped.
+pub(crate) const NO_ENTRIES: Entries = [Entry::Unmapped; LEAF_ENTRIES];
 
 /// The visitor stopped the walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,26 +175,42 @@ pub(crate) fn index_page(
     Ok(decoded.iter().collect())
 }
 
-/// The entries of a leaf page.
-pub(crate) fn leaf_page(
+/// The entries of a leaf page, with its reference to an under page.
+fn leaf_page(
     reader: &mut Reader<'_>,
     reference: PageRef,
     slot: SlotIndex,
-) -> Result<Box<Entries>, Fault> {
-    let place = Place::Page(reference.address);
+) -> Result<(Box<Entries>, PageRef), Fault> {
     let page = reader.page(reference, Structure::LeafPage)?;
     let expect = PageExpect::leaf(reader.superblock().pool_id, slot, reference.sum);
-    let decoded = decode_leaf(&page.0, &expect, reader.limits(), place)?;
-    let Some(plain) = decoded.plain() else {
-        let version = decoded.header().version.into();
-        let problem = Problem::UnsupportedKind { what: "page version", found: version };
-        return Err(problem.of(Structure::LeafPage, place).into());
-    };
-    let mut entries = Box::new([Mapping::UNMAPPED; LEAF_ENTRIES]);
-    for (entry, mapping) in entries.iter_mut().zip(plain) {
-        *entry = mapping;
+    decode_whole_leaf(reader, &page.0, reference.address, &expect)
+}
+
+/// The same of a page that is read already.
+pub(crate) fn decode_whole_leaf(
+    reader: &mut Reader<'_>,
+    page: &[u8],
+    address: PageAddress,
+    expect: &PageExpect,
+) -> Result<(Box<Entries>, PageRef), Fault> {
+    let limits = *reader.limits();
+    let leaf = decode_leaf(page, expect, &limits, Place::Page(address))?;
+    let mut entries = Box::new(NO_ENTRIES);
+    if let Some(plain) = leaf.plain() {
+        for (entry, mapping) in entries.iter_mut().zip(plain) {
+            *entry = mapping.into();
+        }
+        return Ok((entries, leaf.under()));
     }
-    Ok(entries)
+    let under = leaf.under();
+    let page = reader.page(under, Structure::UnderPage)?;
+    let expect = PageExpect { kind: PageKind::Under, sum: Some(under.sum), ..*expect };
+    let place = Place::Page(under.address);
+    let bases = decode_under(&page.0, &expect, &limits, place, |index| leaf.overlay(index))?;
+    for (entry, whole) in entries.iter_mut().zip(bases.whole(&leaf)) {
+        *entry = whole;
+    }
+    Ok((entries, under))
 }
 
 /// The state of a leaf that was visited before.
@@ -346,13 +366,13 @@ impl Walk<'_, '_> {
                 self.visitor.leaf(&Leaf { volume: view, slot, number, fresh: None })
             });
         }
-        let mut entries = Box::new([Mapping::UNMAPPED; LEAF_ENTRIES]);
+        let mut entries = Box::new(NO_ENTRIES);
         let mut fault = None;
         if !reference.is_none() {
             match leaf_page(self.reader, reference, slot) {
-                Ok(read) => {
+                Ok((read, under)) => {
                     entries = read;
-                    self.report_leaf(view, slot, reference)?;
+                    self.report_leaf(view, slot, reference, under)?;
                 }
                 Err(found) => fault = Some(found),
             }
@@ -392,18 +412,28 @@ impl Walk<'_, '_> {
         view: &VolumeView,
         slot: SlotIndex,
         reference: PageRef,
+        under: PageRef,
     ) -> Result<(), Stopped> {
-        let page = PageUse {
-            address: reference.address,
-            structure: Structure::LeafPage,
+        let page = |address, structure| PageUse {
+            address,
+            structure,
             volume: view.tree.0,
             level: 0,
             index: u64::from(slot.0),
         };
-        if self.reported.insert(reference.address, (slot, reference.sum)).is_none() {
-            self.visitor.page(page)?;
+        if self.reported.insert(reference.address, (slot, reference.sum)).is_some() {
+            return Ok(());
         }
-        Ok(())
+        self.visitor.page(page(reference.address, Structure::LeafPage))?;
+        if under.is_none() {
+            return Ok(());
+        }
+        if self.reported.insert(under.address, (slot, under.sum)).is_some() {
+            let (id, address) = (view.record.id, under.address);
+            let text = format!("volume {id}: under page {address} of slot {slot} has two parents");
+            return self.visitor.problem("tree", text);
+        }
+        self.visitor.page(page(under.address, Structure::UnderPage))
     }
 
     /// A leaf page that several volumes have must be at the same slot in all, with the same sum.

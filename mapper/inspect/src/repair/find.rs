@@ -3,18 +3,16 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use blockd_mapper::format::catalogue::{VolumeRecord, decode_catalogue};
-use blockd_mapper::format::leaf_page::decode_leaf;
 use blockd_mapper::format::page::{self, PageExpect, PageKind};
 use blockd_mapper::format::{PageRef, Place, PoolId, Structure, VolumeName, levels_for};
 use blockd_mapper::geometry::{PAGE_BYTES, PAGE_SIZE};
-use blockd_mapper::leaf::LEAF_ENTRIES;
-use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
 
 use super::super::check::Progress;
 use super::super::dump::Lost;
 use super::super::owners::Owner;
-use super::super::walk::{PageUse, Stopped, Visitor};
+use super::super::rebuild::leaf_pages;
+use super::super::walk::{PageUse, Stopped, Visitor, decode_whole_leaf};
 use super::super::{Entries, Reader, State};
 use super::{Orphan, Plan};
 
@@ -44,20 +42,16 @@ pub(super) fn read(reader: &mut Reader<'_>, address: PageAddress) -> Option<Box<
     Some(page.0.to_vec().into_boxed_slice())
 }
 
+/// The entries of a leaf page without a parent, with its reference to an under page.
 pub(super) fn orphan_leaf(
     reader: &mut Reader<'_>,
     pool_id: PoolId,
     address: PageAddress,
     slot: u32,
-) -> Option<Box<Entries>> {
+) -> Option<(Box<Entries>, PageRef)> {
     let page = read(reader, address)?;
     let expect = expect(pool_id, PageKind::Leaf, slot.into());
-    let decoded = decode_leaf(&page, &expect, reader.limits(), Place::Page(address)).ok()?;
-    let mut entries = Box::new([Mapping::UNMAPPED; LEAF_ENTRIES]);
-    for (entry, mapping) in entries.iter_mut().zip(decoded.plain()?) {
-        *entry = mapping;
-    }
-    Some(entries)
+    decode_whole_leaf(reader, &page, address, &expect).ok()
 }
 
 impl Plan {
@@ -145,16 +139,15 @@ impl Plan {
             };
             let best = candidates.iter().filter(related).max_by_key(rank);
             let Some(best) = best.copied() else { continue };
-            let Some(mut entries) = orphan_leaf(reader, self.pool_id, best.address, slot) else {
-                continue;
-            };
+            let found = orphan_leaf(reader, self.pool_id, best.address, slot);
+            let Some((mut entries, under)) = found else { continue };
             let view = view.clone();
             let range = self.bytes(&view, u64::from(slot)..u64::from(slot) + 1);
             let dropped = self.claim(&view, SlotIndex(slot), &mut entries, true);
-            self.avoid.insert(best.address);
+            self.avoid.extend([best.address, under.address]);
             self.missing.insert((id, slot), Some(best.address));
             *self.slots.entry(id).or_default() += 1;
-            self.leaves += 1;
+            self.pages += leaf_pages(&entries);
             let mut text = format!("from a leaf page of LSN {}", best.lsn);
             if dropped > 0 {
                 text.push_str(&format!(
@@ -216,7 +209,7 @@ impl Plan {
 
     /// At the most this many pages.
     pub(super) fn pages(&self) -> u64 {
-        let mut pages = self.leaves + 8;
+        let mut pages = self.pages + 8;
         let mut above = self.state.volumes.len() as u64;
         pages += above;
         while above > 1 {

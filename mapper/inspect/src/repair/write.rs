@@ -94,9 +94,8 @@ impl Visitor for Writer<'_, '_> {
         let found: Vec<_> = found.filter_map(|(&(_, slot), at)| Some((slot, (*at)?))).collect();
         for (slot, address) in found {
             let pool_id = self.plan.pool_id;
-            let Some(mut entries) = orphan_leaf(&mut self.orphans, pool_id, address, slot) else {
-                continue;
-            };
+            let found = orphan_leaf(&mut self.orphans, pool_id, address, slot);
+            let Some((mut entries, _)) = found else { continue };
             self.plan.claim(volume, SlotIndex(slot), &mut entries, true);
             self.salvaged.insert(slot, entries);
         }

@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use blockd_mapper::entry::Composite;
 use blockd_mapper::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord};
 use blockd_mapper::format::settings::VolumeSettings;
-use blockd_mapper::format::superblock::{DeviceRecord, DeviceTable, Superblock};
+use blockd_mapper::format::superblock::{COMPOSITE, DeviceRecord, DeviceTable, Superblock};
 use blockd_mapper::format::{
     FORMAT_MAJOR, FORMAT_MINOR, INDEX_FANOUT, Limits, PageRef, VolumeName, levels_for,
 };
@@ -31,6 +32,8 @@ pub(super) struct Content {
     /// Leaves by number: slot, lineage, end in bytes.
     leaves: HashMap<u64, (u32, u32, u64)>,
     leaf: Option<(u64, usize)>,
+    /// The leaf has composite entries.
+    composite: bool,
     counter: [Option<u64>; 4],
     pub(super) pages: u64,
     pub(super) volumes: u64,
@@ -75,6 +78,7 @@ impl Content {
             Line::Leaf { slot, number } => self.leaf(slot, number)?,
             Line::Share { slot, number } => self.share(slot, number)?,
             Line::Map { at, count, first, valid } => self.map(at, count, first, valid)?,
+            Line::Over { at, composite } => self.over(at, composite)?,
             Line::Lost { slot, count } => {
                 self.next_slot(slot, count)?;
                 self.lost_slots += count;
@@ -202,7 +206,7 @@ impl Content {
         if self.leaves.insert(number, (slot, record.lineage.0, 0)).is_some() {
             return Err(format!("leaf {number} stands there twice"));
         }
-        self.leaf = Some((number, 0));
+        (self.leaf, self.composite) = (Some((number, 0)), false);
         Ok(())
     }
 
@@ -226,32 +230,47 @@ impl Content {
     }
 
     fn map(&mut self, at: usize, count: usize, first: u64, valid: u64) -> Result<(), String> {
+        let end = at.checked_add(count).filter(|_| count > 0).unwrap_or(usize::MAX);
+        let number = self.entry(at, end, valid)?;
+        for (index, physical) in (at as u64..end as u64).zip(first..) {
+            self.claim(number, index, physical)?;
+        }
+        Ok(())
+    }
+
+    /// A composite entry.
+    fn over(&mut self, at: usize, entry: Composite) -> Result<(), String> {
+        let Composite { overlay, top, base, under } = entry;
+        if self.features.2 & COMPOSITE == 0 {
+            return Err("composite entries need the feature of that name".to_owned());
+        }
+        if overlay == base {
+            return Err(format!("extent {base} is overlay and base at once"));
+        }
+        let number = self.entry(at, at.saturating_add(1), top | under)?;
+        for physical in [overlay, base] {
+            self.claim(number, at as u64, physical.0)?;
+        }
+        if !std::mem::replace(&mut self.composite, true) {
+            self.pages += 1;
+        }
+        Ok(())
+    }
+
+    /// Checks entries of the present leaf that have these bits, and notes where they end. Returns
+    /// the leaf's number.
+    fn entry(&mut self, at: usize, end: usize, valid: u64) -> Result<u64, String> {
         let (Some((number, next)), Some(record)) = (self.leaf, self.volume) else {
             return Err("there is no leaf before it".to_owned());
         };
-        let end = at
-            .checked_add(count)
-            .filter(|&end| count > 0 && end <= blockd_mapper::leaf::LEAF_ENTRIES);
-        let Some(end) = end.filter(|_| at >= next) else {
+        if at < next || end > blockd_mapper::leaf::LEAF_ENTRIES {
             return Err("its entries are out of order or beyond the leaf".to_owned());
-        };
-        let Some(known) = &mut self.known else { return Err("nothing is known".to_owned()) };
+        }
+        let Some(known) = &self.known else { return Err("nothing is known".to_owned()) };
         if !known.limits.allows_bits(valid) {
             return Err(format!("bitmap {valid:x} has bits that no sub-block has"));
         }
-        let (slot, lineage, _) = self.leaves.get(&number).copied().unwrap_or_default();
-        if first >= MAX_PHYSICAL_EXTENTS {
-            return Err(format!("extent {first} is beyond any device"));
-        }
-        for (index, physical) in (at as u64..end as u64).zip(first..) {
-            let logical = u64::from(slot) * LEAF_ENTRIES + index;
-            let owner = Owner::Lineage(lineage, logical);
-            match known.owners.claim(PhysicalExtent(physical), owner) {
-                Ok(()) => {}
-                Err(other) if other == owner => {}
-                Err(_) => return Err(format!("extent {physical} belongs to something else")),
-            }
-        }
+        let (slot, ..) = self.leaves.get(&number).copied().unwrap_or_default();
         let last = u64::from(slot) * LEAF_ENTRIES + end as u64 - 1;
         let bits = 64 - u64::from(valid.leading_zeros());
         let bytes =
@@ -263,6 +282,21 @@ impl Content {
         if let Some(leaf) = self.leaves.get_mut(&number) {
             leaf.2 = leaf.2.max(bytes);
         }
-        Ok(())
+        Ok(number)
+    }
+
+    /// Takes an extent for an entry of a leaf.
+    fn claim(&mut self, number: u64, index: u64, physical: u64) -> Result<(), String> {
+        if physical >= MAX_PHYSICAL_EXTENTS {
+            return Err(format!("extent {physical} is beyond any device"));
+        }
+        let Some(known) = &mut self.known else { return Err("nothing is known".to_owned()) };
+        let (slot, lineage, _) = self.leaves.get(&number).copied().unwrap_or_default();
+        let owner = Owner::Lineage(lineage, u64::from(slot) * LEAF_ENTRIES + index);
+        match known.owners.claim(PhysicalExtent(physical), owner) {
+            Ok(()) => Ok(()),
+            Err(other) if other == owner => Ok(()),
+            Err(_) => Err(format!("extent {physical} belongs to something else")),
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 #[path = "../../../tests/common/mod.rs"]
 mod common;
+mod composite;
 mod repair;
 #[path = "../tools/mod.rs"]
 mod tools;
