@@ -29,9 +29,9 @@ from superblock import BLOCK, Image, Refused, require, superblocks_of
 ENTRIES = 256  # of a leaf
 FANOUT = 252  # references of an index page
 RECORDS = 15  # of a catalogue page
-LEAF, INDEX, CATALOGUE = 1, 2, 3
+LEAF, INDEX, CATALOGUE, UNDER = 1, 2, 3, 4
 MAP, UNMAP, UNMAP_LEAF, CREATE, DELETE, RESIZE, SNAPSHOT, CLONE, ROLLBACK = range(1, 10)
-GROUP = 10
+GROUP, COMPOSITE = 10, 67
 NAMED = (CREATE, SNAPSHOT, CLONE)
 
 
@@ -51,7 +51,8 @@ class Volume:
     made: int = 0
     levels: int = 0
     root: tuple = (0, 0)
-    entries: dict = field(default_factory=dict)  # logical extent -> (physical extent, bitmap)
+    # logical extent -> (physical extent, bitmap) of each layer: one, or an overlay and its base
+    entries: dict = field(default_factory=dict)
 
 
 def name_from(data, what):
@@ -71,6 +72,7 @@ class Pool:
     def __init__(self, paths):
         self.page_extents = set()
         self.log_blocks = self.pages_read = 0
+        self.under_pages = {}  # address -> the leaf page that names it
         self.volumes = {}
         self._choose([Image(path) for path in paths])
         self._read_catalogue()
@@ -121,7 +123,8 @@ class Pool:
         require(crc_fits(block, 8), f"{what}: CRC doesn't fit")
         require(xxh3_64(block) == page_sum, f"{what}: isn't the one its parent names (sum)")
         has = struct.unpack_from("<BBHxxxxI16sIHHQQQ", block, 4)
-        require(has[2] == 1, f"{what}: unknown version {has[2]}")
+        known = (1, 2) if kind == LEAF and self.sb.composite else (1,)
+        require(has[2] in known, f"{what}: unknown version {has[2]}")
         require(has[4] == self.sb.pool, f"{what}: of another pool")
         require((has[0], has[1], has[8]) == (kind, level, index), f"{what}: another page")
         require(tree is None or has[3] == tree, f"{what}: of another tree")
@@ -202,16 +205,37 @@ class Pool:
             require(volume.root == (0, 0), f"{what}: a root without levels")
             return
         for slot, page, used in self.bottom(volume.root, volume.levels, LEAF, self.slots(volume)):
-            require(not any(page[3648:]), f"{what}, leaf {slot}: reserved bytes aren't zero")
-            for i, (low, high, kind, bits) in enumerate(struct.iter_unpack("<IBBQ", page[64:3648])):
-                extent = slot * ENTRIES + i
-                require(kind != 2, f"{what}: extent {extent} is composite: unsupported")
-                if kind == 1:
-                    self._map(volume, extent, low | high << 32, bits)
-                    used -= 1
-                else:
-                    require(not (low or high or kind or bits), f"{what}: bad entry {extent}")
-            require(used == 0, f"{what}, leaf {slot}: bad count")
+            version, what = page[6], f"volume {volume.id}, leaf {slot}"
+            entries = self._entries(what, page, used, range(version + 1))
+            overlays = {i for i, entry in entries.items() if entry[0] == 2}
+            require((version == 2) == bool(overlays), f"{what}: version {version}")
+            bases = self._bases(what, page, slot) if overlays else {}
+            require(set(bases) == overlays, f"{what}: its under page has other entries")
+            for i, (_, physical, bits) in entries.items():
+                self._map(volume, slot * ENTRIES + i, (physical, bits), *bases.get(i, ()))
+
+    def _entries(self, what, page, used, kinds):
+        """The entries of a leaf or under page that aren't unmapped, by their place."""
+        require(not any(page[3664 if 2 in kinds else 3648 :]), f"{what}: reserved bytes aren't zero")
+        entries = {}
+        for i, (low, high, kind, bits) in enumerate(struct.iter_unpack("<IBBQ", page[64:3648])):
+            require(kind in kinds, f"{what}: entry {i} is of kind {kind}: unsupported")
+            require(kind or not (low or high or bits), f"{what}: bad entry {i}")
+            if kind:
+                entries[i] = (kind, low | high << 32, bits)
+        require(len(entries) == used, f"{what}: bad count")
+        return entries
+
+    def _bases(self, what, leaf, slot):
+        """The bases of a leaf's composite entries, by their place."""
+        reference = struct.unpack_from("<QQ", leaf, 3648)
+        require(reference[0], f"{what}: no under page")
+        address = reference[0]
+        parent = self.under_pages.setdefault(address, leaf)
+        require(parent == leaf, f"under page {address}: two parents")
+        page, used = self.page(reference, UNDER, 0, slot)
+        entries = self._entries(f"{what}, under page", page, used, (0, 1))
+        return {i: [(physical, bits)] for i, (_, physical, bits) in entries.items()}
 
     def valid(self, volume, extent):
         """The bits of the sub-blocks that begin within the volume."""
@@ -219,13 +243,15 @@ class Pool:
         whole = self.sb.extent_size // self.sb.sub_block
         return (1 << max(0, min(whole, -(-left // self.sb.sub_block)))) - 1
 
-    def _map(self, volume, extent, physical, bits):
+    def _map(self, volume, extent, *layers):
         where = f"volume {volume.id}, extent {extent}"
         require(extent * self.sb.extent_size < volume.size, f"{where}: beyond the volume's size")
-        require(bits & ~self.valid(volume, extent) == 0, f"{where}: bits beyond the end")
-        on = any(d.first < physical < d.first + d.extents - 1 for d in self.sb.table)
-        require(on, f"{where}: physical extent {physical} can't hold data")
-        volume.entries[extent] = (physical, bits)
+        for physical, bits in layers:
+            require(bits & ~self.valid(volume, extent) == 0, f"{where}: bits beyond the end")
+            on = any(d.first < physical < d.first + d.extents - 1 for d in self.sb.table)
+            require(on, f"{where}: physical extent {physical} can't hold data")
+        require(len({p for p, _ in layers}) == len(layers), f"{where}: overlay and base are one")
+        volume.entries[extent] = layers
 
     # ---- log
 
@@ -267,8 +293,9 @@ class Pool:
         while at < units:
             unit = block[64 + 32 * at : 96 + 32 * at]
             kind, length, delta, volume, a, b, c = struct.unpack("<BBHIQQQ", unit)
-            require(not 11 <= kind <= 127, f"{what}: kind {kind} is unsupported")
-            require(1 <= kind <= 10 and volume, f"{what}: unsound record")
+            known = 1 <= kind <= 10 or kind == COMPOSITE and self.sb.composite
+            require(known or not 11 <= kind <= 127, f"{what}: kind {kind} is unsupported")
+            require(known and volume, f"{what}: unsound record")
             require(at or delta == 0, f"{what}: its first LSN isn't its base")
             require(base + delta > lsn, f"{what}: LSNs don't rise")
             lsn = base + delta
@@ -285,8 +312,14 @@ class Pool:
         return lsn
 
     def _single(self, what, further, kind, volume, a, b, c):
-        """The record with its name; for a group one like it for each of its snapshots."""
+        """The record with its name, or with the base of a composite entry; for a group one like it
+        for each of its snapshots."""
         made = c >> 8
+        if kind == COMPOSITE:
+            require(len(further) == 1, f"{what}: unsound length")
+            base, bits, zero = struct.unpack("<QQQ", further[0])
+            require(not zero, f"{what}: unused fields aren't zero")
+            return [(kind, volume, a, b, c, (base, bits), 0)]
         if kind != GROUP:
             name = self._name(what, further, c & 255) if kind in NAMED else b""
             require(not further, f"{what}: unsound length")
@@ -311,7 +344,7 @@ class Pool:
         return name_from(name[:length], what)
 
     def _apply(self, what, lsn, kind, id, a, b, c, name, made):
-        unused = {MAP: (), CREATE: (), CLONE: (), SNAPSHOT: (b,), DELETE: (a, b, c)}
+        unused = {MAP: (), COMPOSITE: (), CREATE: (), CLONE: (), SNAPSHOT: (b,), DELETE: (a, b, c)}
         require(not any(unused.get(kind, (b, c))), f"{what}: unused fields aren't zero")
         if kind == CREATE:
             return self._add(Volume(id, id, 0, b, a, lsn, 1, name, made))
@@ -327,7 +360,9 @@ class Pool:
         require(volume, f"{what}: volume {id} doesn't exist")
         require(kind == DELETE or volume.kind == 1, f"{what}: changes a snapshot")
         if kind == MAP:
-            self._map(volume, a, b, c)
+            self._map(volume, a, (b, c))
+        elif kind == COMPOSITE:
+            self._map(volume, a, (b, c), name)
         elif kind == UNMAP:
             volume.entries.pop(a, None)
         elif kind == UNMAP_LEAF:
@@ -338,8 +373,12 @@ class Pool:
         elif kind == RESIZE:
             self._check_size(volume, a)
             volume.size = a
-            kept = {e: (p, bits & self.valid(volume, e)) for e, (p, bits) in volume.entries.items()}
-            volume.entries = {e: entry for e, entry in kept.items() if entry[1]}
+            for extent, layers in list(volume.entries.items()):
+                mask = self.valid(volume, extent)
+                layers = tuple((physical, bits & mask) for physical, bits in layers)
+                volume.entries[extent] = layers
+                if not any(bits for _, bits in layers):
+                    del volume.entries[extent]
         else:
             require(other.kind == 2, f"{what}: rollback to a volume that isn't a snapshot")
             volume.size, volume.entries = other.size, dict(other.entries)
@@ -349,10 +388,11 @@ class Pool:
     def contents(self, volume):
         """Yields (byte of the volume, bytes) of everything that may not be zero, in order."""
         size, sub = self.sb.extent_size, self.sb.sub_block
-        for extent, (physical, bits) in sorted(volume.entries.items()):
+        for extent, layers in sorted(volume.entries.items()):
             for i in range(size // sub):
                 at = extent * size + i * sub
-                if bits >> i & 1:
+                physical = next((p for p, bits in layers if bits >> i & 1), None)
+                if physical is not None:
                     yield at, self.read_extent(physical, i * sub, min(sub, volume.size - at))
 
     def check(self):
@@ -369,12 +409,14 @@ class Pool:
             taken.setdefault(extent, "reserve")
         for volume in self.volumes.values():
             require(volume.id < sb.next_id or volume.created > sb.checkpoint_lsn, "bad next id")
-            owner, seen = f"lineage {volume.lineage}", set()
-            for physical, _ in volume.entries.values():
-                require(physical not in seen, f"volume {volume.id}: extent {physical} twice")
-                seen.add(physical)
-                other = taken.setdefault(physical, owner)
-                require(other == owner, f"extent {physical}: {owner} and {other}")
+            seen = set()
+            for extent, layers in volume.entries.items():
+                owner = f"extent {extent} of lineage {volume.lineage}"
+                for physical, _ in layers:
+                    require(physical not in seen, f"volume {volume.id}: extent {physical} twice")
+                    seen.add(physical)
+                    other = taken.setdefault(physical, owner)
+                    require(other == owner, f"extent {physical}: {owner} and {other}")
         return sum(device.extents for device in sb.table) - len(taken)
 
 

@@ -63,7 +63,8 @@ class Superblock:
             setattr(self, name, value)
         version, bits = f"{self.major}.{self.minor}", self.incompat
         require(self.major == 1, f"unknown version {version}", Unknown)
-        require(bits == 0, f"version {version}, unknown incompat bits {bits:#x}", Unknown)
+        require(bits & ~1 == 0, f"version {version}, unknown incompat bits {bits:#x}", Unknown)
+        self.composite = bits & 1 == 1
         self.features = self.compat | self.ro_compat
         if not self.features:
             unused = block[92:96] + block[192:512] + block[512 + 64 * self.devices :]

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "test code")]
 
+mod composite;
 mod world;
 
 use std::collections::BTreeMap;

@@ -17,7 +17,7 @@ pub(super) const PAGE: usize = 4096;
 /// The expected content of a volume.
 #[derive(Clone)]
 pub(super) struct Expected {
-    id: VolumeId,
+    pub(super) id: VolumeId,
     block: usize,
     pub(super) data: Vec<u8>,
 }
