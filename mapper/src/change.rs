@@ -12,7 +12,7 @@ use crate::ring::Dropped;
 use crate::stripe::stripe_index;
 use crate::sync::{AtomicU64, Ordering};
 use crate::units::{ExtentIndex, LeafId, Lsn, PhysicalExtent, SlotIndex};
-use crate::volume::Volume;
+use crate::volume::{Totals, Volume};
 
 /// Leaves that one change may use up: a new, unshared or copied leaf (for a checkpoint that has not
 /// written it yet), and its under leaf.
@@ -179,7 +179,7 @@ impl Site<'_> {
         reserved: u64,
     ) {
         met(Situation::SlotDropped);
-        let (mapped, valid) = totals(&self.pool.arena, leaf);
+        let totals = totals(&self.pool.arena, leaf);
         let lsn = take();
         let change = Change::UnmapLeaf { volume: self.volume.identity.id, slot };
         if active(Mutation::NoDiscardRecord) || active(Mutation::NoRecord) {
@@ -190,8 +190,7 @@ impl Site<'_> {
             self.pool.ring.release(self.ring_slot, reserved - change.units() as u64);
         }
         self.directory.store(slot, None);
-        self.volume.mapped.fetch_sub(mapped, Ordering::Relaxed);
-        self.volume.valid.fetch_sub(valid, Ordering::Relaxed);
+        self.volume.count_less(totals);
         self.mark_dirty(slot);
     }
 
@@ -258,6 +257,8 @@ impl Site<'_> {
         };
         let extents = |entry: Entry| entry.extents().count() as u64;
         shift(&self.volume.mapped, extents(old), extents(new));
+        let composite = |entry: Entry| u64::from(entry.base().is_mapped());
+        shift(&self.volume.composites, composite(old), composite(new));
         let valid = |entry: Entry| u64::from(entry.valid().count_ones());
         shift(&self.volume.valid, valid(old), valid(new));
     }
@@ -365,10 +366,20 @@ fn note(old: Entry, new: Entry) {
     }
 }
 
-/// Extents that a leaf refers to, and valid sub-blocks.
-pub(crate) fn totals(arena: &Arena, leaf: LeafId) -> (u64, u64) {
-    arena.entries(leaf).fold((0, 0), |(mapped, valid), entry| {
-        let extents = entry.extents().count() as u64;
-        (mapped + extents, valid + u64::from(entry.valid().count_ones()))
+/// Counts the entries of a leaf.
+pub(crate) fn totals(arena: &Arena, leaf: LeafId) -> Totals {
+    arena.entries(leaf).fold(Totals::default(), |sum, entry| Totals {
+        mapped: sum.mapped + entry.extents().count() as u64,
+        valid: sum.valid + u64::from(entry.valid().count_ones()),
+        composite: sum.composite + u64::from(entry.base().is_mapped()),
+    })
+}
+
+/// Counts the entries of a directory's leaves.
+pub(crate) fn totals_of(arena: &Arena, directory: &Directory) -> Totals {
+    directory.iter().map(|(_, leaf)| totals(arena, leaf)).fold(Totals::default(), |a, b| Totals {
+        mapped: a.mapped + b.mapped,
+        valid: a.valid + b.valid,
+        composite: a.composite + b.composite,
     })
 }

@@ -110,6 +110,16 @@ impl Entry {
         Self::over(top, base)
     }
 
+    /// Whether the overlay of a composite entry has more than three quarters of the sub-blocks: the
+    /// base takes a whole extent for the rest.
+    #[must_use]
+    pub const fn is_crowded(&self, sub_blocks: u32) -> bool {
+        match *self {
+            Self::Composite(it) => it.top.count_ones() * 4 > sub_blocks * 3,
+            _ => false,
+        }
+    }
+
     /// Whether an extent of the pool is behind the entry, even one without valid sub-blocks.
     #[must_use]
     pub const fn is_mapped(&self) -> bool {

@@ -88,6 +88,11 @@ mutations! {
     PagesInPlace "R17c" "pages that the present superblock refers to are written over";
     NoIdleCheckpoint "R17d" "no checkpoint is taken when no LSN was assigned since the last";
     ShrinkWholeExtents "R18" "a shrink drops whole extents only";
+    RedirectStale "K2" "a redirect publishes the entry from its planning";
+    RedirectNotHeld "K3" "a redirect does not keep its base shared until it is visible";
+    FoldUndrained "K6" "a fold does not wait for older IO to end";
+    FoldUnderStructure "K6" "structure changes do not wait for folds";
+    FoldBeforeData "K7" "a fold is published before its data is written";
     DiffTrustsShared "diff" "a leaf with any sharer is taken for the same in both";
     AccountByLeaf "account" "an extent counts as exclusive if its leaf is";
 }
@@ -131,6 +136,8 @@ situations! {
     OverlayGrew "an overlay took a sub-block more";
     OverlayCopied "a shared overlay was copied";
     BaseDropped "a discard took the last sub-block of a base";
+    FoldedDown "an overlay was folded down into its base";
+    FoldedUp "a base was folded up into its overlay";
     BasesWritten "a checkpoint wrote a page of bases";
     Passdown "freed extents were passed down to the media";
 }

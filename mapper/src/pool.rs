@@ -69,6 +69,8 @@ pub struct Pool {
     pub(crate) read_only: bool,
     /// Whether entries may be composite.
     pub(crate) composite: bool,
+    /// A composite entry may have become one that is to be folded.
+    pub(crate) fold_wanted: AtomicBool,
     /// Whether taking an extent needs an allowance.
     pub(crate) slows_down: AtomicBool,
     /// The last place in the order of volumes that wait for space.
@@ -476,6 +478,7 @@ impl Pool {
             shadows: Mutex::new(Vec::with_capacity(1024)),
             read_only,
             composite,
+            fold_wanted: AtomicBool::new(composite),
             slows_down: AtomicBool::new(false),
             waiting_order: AtomicU64::new(0),
             asking: Mutex::new(Vec::with_capacity(64)),

@@ -31,7 +31,7 @@ pub(crate) struct SlowWrite {
     pub(crate) redirects: bool,
     /// Sub-blocks that the write makes valid.
     pub(crate) own: u64,
-    /// Sub-blocks copied from the source.
+    /// Sub-blocks copied from the source, or left in it.
     pub(crate) copied: u64,
     /// Sub-blocks that this write fills up around its own bytes, with zeroes or with what the base
     /// has there: no other write may touch them meanwhile.

@@ -93,6 +93,17 @@ impl VolumeSummary {
     }
 }
 
+/// Counts of a map, or of a part of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Totals {
+    /// Extents.
+    pub(crate) mapped: u64,
+    /// Valid sub-blocks.
+    pub(crate) valid: u64,
+    /// Composite entries.
+    pub(crate) composite: u64,
+}
+
 /// One volume, shared by the engine and every worker that has it attached.
 #[derive(Debug)]
 pub(crate) struct Volume {
@@ -110,6 +121,8 @@ pub(crate) struct Volume {
     pub(crate) mapped: AtomicU64,
     /// Valid sub-blocks.
     pub(crate) valid: AtomicU64,
+    /// Composite entries.
+    pub(crate) composites: AtomicU64,
     /// The last change that took sub-blocks of an extent back and left it mapped.
     pub(crate) cleared_lsn: AtomicU64,
     pub(crate) reserve: Mutex<Reserve>,
@@ -150,6 +163,30 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
+    /// The counts of its map.
+    pub(crate) fn totals(&self) -> Totals {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Totals {
+            mapped: load(&self.mapped),
+            valid: load(&self.valid),
+            composite: load(&self.composites),
+        }
+    }
+
+    /// Notes what the volume maps, all of which was counted or is another volume's too.
+    pub(crate) fn set_totals(&self, totals: Totals) {
+        self.mapped.store(totals.mapped, Ordering::Relaxed);
+        self.valid.store(totals.valid, Ordering::Relaxed);
+        self.composites.store(totals.composite, Ordering::Relaxed);
+    }
+
+    /// A part of the map is gone.
+    pub(crate) fn count_less(&self, part: Totals) {
+        self.mapped.fetch_sub(part.mapped, Ordering::Relaxed);
+        self.valid.fetch_sub(part.valid, Ordering::Relaxed);
+        self.composites.fetch_sub(part.composite, Ordering::Relaxed);
+    }
+
     pub(crate) fn new(identity: Identity, size: u64, directory: Directory) -> Self {
         Self {
             identity,
@@ -160,6 +197,7 @@ impl Volume {
             changed: AtomicBool::new(false),
             mapped: AtomicU64::new(0),
             valid: AtomicU64::new(0),
+            composites: AtomicU64::new(0),
             cleared_lsn: AtomicU64::new(0),
             reserve: Mutex::new(Reserve::default()),
             kept: AtomicU64::new(0),

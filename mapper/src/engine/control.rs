@@ -306,7 +306,9 @@ impl Engine {
         }
         let slot = self.pool.tuning.workers;
         let units = change.units() as u64;
-        if busy {
+        let lineages = self.families(&change);
+        let folds = self.folds_are_in_the_way(&lineages) && !active(Mutation::FoldUnderStructure);
+        if busy || folds {
             self.controls.current = Some(Current::Draining { id, change, gated, outcome });
             return false;
         }
@@ -336,6 +338,19 @@ impl Engine {
         true
     }
 
+    /// The families of volumes that a structure change is about.
+    fn families(&self, change: &Change) -> Vec<VolumeId> {
+        let volumes = match change {
+            Change::SnapshotGroup { members, .. } => members.iter().map(|one| one.source).collect(),
+            Change::Snapshot { source, .. } | Change::Clone { source, .. } => vec![*source],
+            Change::Delete { volume }
+            | Change::Resize { volume, .. }
+            | Change::Rollback { volume, .. } => vec![*volume],
+            _ => Vec::new(),
+        };
+        volumes.into_iter().map(|id| self.controls.lineage_of(&self.pool, id)).collect()
+    }
+
     /// Waits for all IO to end, then writes the last checkpoint, which says so.
     fn close(&mut self, id: ControlId, final_begun: bool) -> bool {
         let again = |engine: &mut Self, final_begun| {
@@ -352,7 +367,7 @@ impl Engine {
             self.controls.fail_all(&self.pool);
             return false;
         }
-        if !self.pool.epochs.is_idle() || !self.commit.is_idle() {
+        if !self.end_folds() || !self.pool.epochs.is_idle() || !self.commit.is_idle() {
             return again(self, false);
         }
         if self.uncommitted() > 0 || self.pool.wake.0.commit.load(Ordering::SeqCst) {

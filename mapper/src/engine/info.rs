@@ -231,24 +231,18 @@ impl Engine {
     fn recount(&self) -> Result<Recount, String> {
         let mut recount = Recount::default();
         for volume in self.pool.volumes.read().values() {
-            let (mut mapped, mut valid) = (0, 0);
             for (slot, leaf) in volume.directory.load().iter() {
                 let first = recount.leaves.entry(leaf).or_insert((0, slot));
                 first.0 += 1;
                 if first.1 != slot {
                     return Err(format!("leaf {leaf} is held at slots {} and {slot}", first.1));
                 }
-                let (m, v) = crate::change::totals(&self.pool.arena, leaf);
-                (mapped, valid) = (mapped + m, valid + v);
             }
-            let recorded =
-                (volume.mapped.load(Ordering::Relaxed), volume.valid.load(Ordering::Relaxed));
-            if recorded != (mapped, valid) {
+            let counted = crate::change::totals_of(&self.pool.arena, &volume.directory.load());
+            let recorded = volume.totals();
+            if recorded != counted {
                 let id = volume.identity.id;
-                return Err(format!(
-                    "volume {id}: accounts {recorded:?}, counted {:?}",
-                    (mapped, valid)
-                ));
+                return Err(format!("volume {id}: accounts {recorded:?}, counted {counted:?}"));
             }
         }
         for (&leaf, &(references, _)) in &recount.leaves {

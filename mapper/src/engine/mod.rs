@@ -9,6 +9,7 @@ mod checkpoint;
 mod commit;
 mod control;
 mod diff;
+mod fold;
 mod grant;
 mod group;
 pub(crate) mod grow;
@@ -30,6 +31,7 @@ use std::sync::Arc;
 
 pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
+pub use fold::FoldStatus;
 pub use grow::GROWTH_ALLOWED;
 pub use info::fixed_extents;
 pub use keep::{Kept, Shortage};
@@ -107,6 +109,7 @@ pub struct Engine {
     /// Extents used by a state that only replay has seen; free once that is durable (R13).
     pub(crate) recovered: Vec<(PhysicalExtent, u64)>,
     pub(crate) space: SpacePolicy,
+    pub(crate) folds: fold::Folds,
     pub(crate) closing: bool,
     /// The pool is clean, and nothing is done to it any more.
     pub(crate) closed: bool,
@@ -155,6 +158,7 @@ impl Engine {
             new_tree_pages: 0,
             recovered: Vec::new(),
             space: SpacePolicy::new(pool.tuning.marks),
+            folds: fold::Folds::default(),
             closing: false,
             closed: false,
             opened: false,
@@ -200,6 +204,7 @@ impl Engine {
             self.step_controls();
             self.step_releases();
             self.step_awaited_epoch();
+            self.step_folds();
             self.step_grants();
             self.step_space();
             if !self.io.has_waiting() && !self.pool.engine_wanted() {
@@ -213,6 +218,10 @@ impl Engine {
     /// Takes a command back with its result. A failed flush or write of metadata stops the pool
     /// for good (R8).
     pub fn complete(&mut self, command: IoCommand, result: Result<(), IoError>) {
+        if let Some(token) = self.io.fold_of(&command) {
+            self.io.forget(&command);
+            return self.fold_done(token, command.op, result);
+        }
         let Some((purpose, device, operation)) = self.io.finish(command) else { return };
         let result = if active(Mutation::FlushErrorIgnored) && operation == "flush" {
             Ok(())
@@ -229,7 +238,7 @@ impl Engine {
             Purpose::CommitLog => self.commit_logged(),
             Purpose::CheckpointPages => {}
             Purpose::CheckpointFlush { device } => self.checkpoint_flushed(device),
-            Purpose::Super | Purpose::SuperFlush => {}
+            Purpose::Super | Purpose::SuperFlush | Purpose::Fold { .. } => {}
             Purpose::Passdown { first, count } => {
                 self.releases.passed_down(&self.pool, first, count);
                 self.pool.bump();
@@ -263,7 +272,8 @@ impl Engine {
         let checkpoint = self.checkpoint_deadline();
         let drains = (self.releases.has_drains() || self.awaited_epoch() != 0)
             .then(|| self.now_ns.saturating_add(DRAIN_POLL_NS));
-        [commit, checkpoint, drains, self.space_deadline()].into_iter().flatten().min()
+        let folds = self.fold_deadline();
+        [commit, checkpoint, drains, folds, self.space_deadline()].into_iter().flatten().min()
     }
 
     /// Whether the pool is at rest: nothing is under way and nothing waits to be done.
@@ -274,6 +284,7 @@ impl Engine {
             && self.supers.is_idle()
             && self.controls.is_idle()
             && self.releases.is_idle()
+            && self.folds.is_idle()
             && self.uncommitted() == 0
     }
 
@@ -398,6 +409,9 @@ impl Engine {
         }
         if self.pool.free_space.lock().freed_twice {
             self.pool.fail(MapperError::Internal("an extent was freed that was free already"));
+        }
+        if std::mem::take(&mut self.releases.unshared) {
+            self.pool.fold_wanted.store(true, Ordering::Release);
         }
         if std::mem::take(&mut self.releases.freed) > 0 {
             self.pool.bump();

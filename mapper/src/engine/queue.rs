@@ -26,6 +26,8 @@ pub(crate) enum Purpose {
     SuperFlush,
     /// Passes a freed run down to the media before it is reused.
     Passdown { first: PhysicalExtent, count: u64 },
+    /// A part of the copy of a fold.
+    Fold { token: u64 },
 }
 
 /// Commands not yet taken by the caller, and those out with it.
@@ -70,6 +72,19 @@ impl CommandQueue {
             _ => {}
         }
         Some((purpose, command.device, name))
+    }
+
+    /// The fold that a command belongs to.
+    pub(crate) fn fold_of(&self, command: &IoCommand) -> Option<u64> {
+        match self.out.iter().find(|(id, _)| *id == command.id)?.1 {
+            Purpose::Fold { token } => Some(token),
+            _ => None,
+        }
+    }
+
+    /// Forgets a command that came back, whose memory is not one of these.
+    pub(crate) fn forget(&mut self, command: &IoCommand) {
+        self.out.retain(|(id, _)| *id != command.id);
     }
 
     /// Memory for a command: one of those that came back, or a new one.

@@ -75,6 +75,8 @@ pub(crate) struct Releases {
     walks: VecDeque<Walk>,
     /// Extents freed since the engine last woke waiters.
     pub(crate) freed: u64,
+    /// Something with composite entries, or an extent, has one holder left: it may be folded.
+    pub(crate) unshared: bool,
     /// Pages that no tree to be written refers to any more.
     pub(crate) dead_pages: Vec<PageAddress>,
     /// Runs to be passed down to the media before they are free.
@@ -248,6 +250,7 @@ impl Releases {
         let _stripe = pool.stripes[stripe].lock();
         let meta = pool.arena.meta(leaf);
         if meta.references.fetch_sub(1, Ordering::AcqRel) > 1 {
+            self.unshared |= pool.arena.composites(leaf) > 0;
             return;
         }
         for physical in pool.arena.entries(leaf).flat_map(|entry| entry.extents()) {
@@ -267,7 +270,7 @@ impl Releases {
         if let Some((counts, local)) = pool.counts_of(physical)
             && counts.extra(local) > 0
         {
-            counts.sub(local);
+            self.unshared |= counts.sub(local) == 0;
             return;
         }
         self.freed += 1;

@@ -164,8 +164,7 @@ impl Engine {
         let size = size.unwrap_or_else(|| source.size.load(Ordering::Acquire));
         let directory = self.shared_directory(&source.directory.load(), size)?;
         let volume = Volume::new(identity, size, directory);
-        volume.mapped.store(source.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
-        volume.valid.store(source.valid.load(Ordering::Relaxed), Ordering::Relaxed);
+        volume.set_totals(source.totals());
         if kind == VolumeKind::Snapshot {
             // X2: an origin that has just been frozen holds no more than its data, and the space
             // that was kept for it on request.
@@ -216,8 +215,7 @@ impl Engine {
         let directory = self.shared_directory(&snapshot.directory.load(), size)?;
         let old = volume.directory.load_full();
         self.release_all(&volume, old, lsn);
-        volume.mapped.store(snapshot.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
-        volume.valid.store(snapshot.valid.load(Ordering::Relaxed), Ordering::Relaxed);
+        volume.set_totals(snapshot.totals());
         self.install_directory(&volume, directory, size);
         let fresh = self.new_tree(id, size);
         let dead = &mut self.releases.dead_pages;
@@ -281,9 +279,7 @@ impl Engine {
         let keep = geometry.slots_for(size);
         for slot in (keep..directory.slot_count()).map(SlotIndex) {
             let Some(leaf) = directory.load(slot) else { continue };
-            let (mapped, valid) = crate::change::totals(&self.pool.arena, leaf);
-            volume.mapped.fetch_sub(mapped, Ordering::Relaxed);
-            volume.valid.fetch_sub(valid, Ordering::Relaxed);
+            volume.count_less(crate::change::totals(&self.pool.arena, leaf));
             let stripe = stripe_index(lineage, slot);
             self.releases.drop_at(lsn, Item::Leaf { leaf, stripe });
             directory.store(slot, None);

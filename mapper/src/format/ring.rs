@@ -32,9 +32,9 @@ pub(crate) const W_BOOT: usize = 3;
 pub(crate) const W_SLOTS: usize = 5;
 pub(crate) const W_CAPACITY: usize = 6;
 pub(crate) const W_SUM: usize = 7;
-pub(crate) const W_CURRENT: usize = 8;
+pub const W_CURRENT: usize = 8;
 pub(crate) const W_NEXT: usize = 16;
-pub(crate) const W_POISONED: usize = 24;
+pub const W_POISONED: usize = 24;
 
 pub(crate) const R_LSN: usize = 4;
 pub(crate) const R_DROPPED: usize = 5;

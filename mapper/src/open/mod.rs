@@ -415,13 +415,7 @@ fn make_engine(
     let Loader { catalogue, trees, pages, .. } = loader;
     note_fixed(pool, superblock, &pages)?;
     for volume in pool.volumes.read().values() {
-        let (mut mapped, mut valid) = (0, 0);
-        for (_, leaf) in volume.directory.load().iter() {
-            let (m, v) = crate::change::totals(&pool.arena, leaf);
-            (mapped, valid) = (mapped + m, valid + v);
-        }
-        volume.mapped.store(mapped, Ordering::Relaxed);
-        volume.valid.store(valid, Ordering::Relaxed);
+        volume.set_totals(crate::change::totals_of(&pool.arena, &volume.directory.load()));
     }
     let wal = Wal {
         start: superblock.wal_start,

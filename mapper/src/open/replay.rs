@@ -276,9 +276,7 @@ impl Replay {
         let directory = volume.directory.load();
         let Some(leaf) = directory.load(slot) else { return Ok(()) };
         let pool = Arc::clone(&self.engine.pool);
-        let (mapped, valid) = crate::change::totals(&pool.arena, leaf);
-        volume.mapped.fetch_sub(mapped, crate::sync::Ordering::Relaxed);
-        volume.valid.fetch_sub(valid, crate::sync::Ordering::Relaxed);
+        volume.count_less(crate::change::totals(&pool.arena, leaf));
         directory.store(slot, None);
         let site = Site {
             pool: &pool,

@@ -33,6 +33,8 @@ pub struct Tuning {
     pub commit_blocks: usize,
     /// Where the pool's states begin. `None`: it is never slowed down, and only full when it is.
     pub marks: Option<Marks>,
+    /// Bytes a second that folds may copy; 0: nothing is folded.
+    pub fold_rate: u64,
     /// The caller renews a claim page on the first device. The superblock says so from then on.
     pub claimed: bool,
 }
@@ -52,6 +54,7 @@ impl Default for Tuning {
             whole_blocks: false,
             commit_blocks: 64,
             marks: None,
+            fold_rate: 64 << 20,
             claimed: false,
         }
     }

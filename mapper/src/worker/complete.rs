@@ -1,5 +1,6 @@
 //! The end of a request: the result of its IO becomes visible.
 
+use super::write::is_held;
 use super::{Attachment, Worker};
 use crate::change::Site;
 use crate::directory::Directory;
@@ -206,12 +207,16 @@ impl Worker {
         if new == now {
             pool.ring.release(self.slot, reserved);
         } else {
+            if new.is_crowded(pool.geometry.sub_blocks()) {
+                pool.fold_wanted.store(true, Ordering::Release);
+                pool.want_engine();
+            }
             let step = (now, new);
             site.set(&mut self.spares, || guard.take_lsn(1), write.extent, step, reserved);
         }
         // The copy is visible: lookups find its target, and the source may be released.
         if let Some(source) = write.source
-            && !active(Mutation::FastUnderCopy)
+            && is_held(write.redirects)
             && let Some((counts, local)) = pool.counts_of(source)
         {
             counts.sub(local);
@@ -261,7 +266,8 @@ fn copied(write: &SlowWrite, now: Entry, own: u64, ok: bool) -> Entry {
     let still = if active(Mutation::StaleCompletion) { u64::MAX } else { top.valid };
     let valid = if ok { (still & write.copied) | own } else { 0 };
     if valid != 0 {
-        return Entry::over(Mapping { physical: Some(write.target), valid }, base);
+        // Also where nothing is read from the base any more: K8.
+        return Entry::of(Mapping { physical: Some(write.target), valid }, base);
     }
     if now.valid() == 0 && write.cancelled != 0 {
         met(Situation::CopyCancelled);
@@ -289,6 +295,9 @@ fn redirected(
         return Entry::over(Mapping { valid: top.valid | own, ..top }, now.base());
     }
     let over = Mapping { physical: Some(write.target), valid: own };
+    if active(Mutation::RedirectStale) {
+        return Entry::over(over, Mapping { physical: Some(source), valid: write.copied });
+    }
     if top.physical == Some(source) {
         return Entry::over(over, top);
     }

@@ -292,7 +292,7 @@ impl Worker {
                 return Planned::Park(reason);
             }
         };
-        shared.into_iter().for_each(|source| self.hold(source));
+        shared.into_iter().for_each(|source| self.hold(source, way.redirects));
         self.next_token += 1;
         let write = SlowWrite {
             token: self.next_token,
@@ -302,7 +302,7 @@ impl Worker {
             source: shared,
             redirects: way.redirects,
             own: piece.touched,
-            copied: if way.redirects { 0 } else { way.from_top },
+            copied: if way.redirects { top.valid } else { way.from_top },
             filled: way.partial(),
             cancelled: 0,
             awaited: false,
@@ -361,8 +361,8 @@ impl Worker {
 
     /// A copy holds one more reference to its source, so that the extent does not become exclusive
     /// meanwhile: a write in place would be lost when the copy is shown (R10c).
-    fn hold(&self, source: PhysicalExtent) {
-        if active(Mutation::FastUnderCopy) {
+    fn hold(&self, source: PhysicalExtent, redirects: bool) {
+        if !is_held(redirects) {
             return;
         }
         if let Some((counts, local)) = self.pool.counts_of(source) {
@@ -434,4 +434,10 @@ impl Payload {
             Self::Zeroes => OpKind::WriteZeroes { fua },
         }
     }
+}
+
+/// Whether a copy, or a redirect (K3), keeps one more reference to its source.
+pub(super) fn is_held(redirects: bool) -> bool {
+    let unheld = if redirects { Mutation::RedirectNotHeld } else { Mutation::FastUnderCopy };
+    !active(unheld)
 }

@@ -237,7 +237,10 @@ fn caught(arguments: &Arguments, rule: Mutation, seed: u64) -> Caught {
     };
     // The same history with the rule in place has to be clean, or the find says nothing.
     let clean = history(*found, bias, false).violation.is_none();
-    let note =
-        if clean { String::new() } else { format!(" (seed {seed}: NOT CLEAN WITH THE RULE)") };
+    let note = if clean {
+        String::new()
+    } else {
+        format!(" (seed {seed}: NOT CLEAN WITH THE RULE: --replay {found} --only {rule:?})")
+    };
     Caught { histories, seconds, found: format!("{:?}", violation.breach), note, noticed: clean }
 }

@@ -12,10 +12,7 @@ impl Profile {
         if random.u8(..4) == 0 {
             return;
         }
-        self.silent = 0.0;
-        self.data_error = 0.0;
-        self.metadata_read_error = 0.0;
-        self.metadata_write_error = 0.0;
+        self.without_errors();
         if mutation != Mutation::FlushErrorIgnored && mutation != Mutation::RingAfterFailure {
             self.flush_error = 0.0;
         }
@@ -77,8 +74,17 @@ impl Profile {
                 self.bend_to_overlaps()
             }
             Mutation::OverwriteFullRing => self.bend_to_full_rings(),
+            _ if mutation.id().starts_with('K') => self.bend_to_folds(random),
             _ => {}
         }
+    }
+
+    /// No errors but those of flushes.
+    fn without_errors(&mut self) {
+        self.silent = 0.0;
+        self.data_error = 0.0;
+        self.metadata_read_error = 0.0;
+        self.metadata_write_error = 0.0;
     }
 
     /// Discards and writes of the same few blocks, many in flight.
@@ -101,6 +107,24 @@ impl Profile {
         self.depth = 16;
         self.mix = [5, 40, 5, 0, 5];
         self.torn_ring = 0.5;
+    }
+
+    /// Snapshots that come and go over a few extents which are written all the time.
+    pub fn bend_to_folds(&mut self, random: &mut fastrand::Rng) {
+        self.composite = true;
+        self.fold_rate = 1 << 40;
+        self.control = 0.1;
+        self.controls = [2, 40, 1, 40, 5, 5, 10, 5, 0, 0, 0];
+        self.max_volumes = 4;
+        self.volume_extents = 2;
+        self.devices = vec![96];
+        self.operations = 900;
+        self.depth = [2, 8, 16][random.usize(..3)];
+        self.size_bits = random.u32(3..=6);
+        self.mix = [20, 40, 5, 1, 5];
+        self.crash = 0.005;
+        self.late = [0.0, 0.2][random.usize(..2)];
+        self.pace = [30, 30, 30, 10, 10];
     }
 
     fn bend_to_full_rings(&mut self) {

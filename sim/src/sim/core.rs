@@ -3,7 +3,7 @@
 
 mod faults;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -69,6 +69,8 @@ pub enum Class {
     Page,
     /// Superblocks.
     Super,
+    /// The writing half of folds.
+    Fold,
     /// Anything else.
     Other,
 }
@@ -85,8 +87,10 @@ fn class(action: &Action, origin: &Origin) -> Class {
                 Class::Super
             } else if bytes.starts_with(b"BDwl") {
                 Class::Log
-            } else {
+            } else if is_metadata(bytes) {
                 Class::Page
+            } else {
+                Class::Fold
             }
         }
         _ => Class::Other,
@@ -164,6 +168,8 @@ pub struct Core {
     /// The classes of operations that are held back at submission, until [`Core::release`].
     pub holding: Vec<Class>,
     held: BTreeMap<u64, Class>,
+    /// Operations of folds.
+    folds: BTreeSet<u64>,
     /// The next flush fails, and the device drops its volatile data.
     pub fail_flush: bool,
     next_token: u64,
@@ -199,6 +205,7 @@ impl Core {
             origins: BTreeMap::new(),
             holding: Vec::new(),
             held: BTreeMap::new(),
+            folds: BTreeSet::new(),
             fail_flush: false,
             next_token: 0,
         }
@@ -303,6 +310,21 @@ impl Core {
         self.submit(command.device, action, Origin::Command(command), false);
     }
 
+    /// The same for one of an open pool, which may be of a fold: that moves clients' data.
+    pub fn submit_of_engine(&mut self, command: IoCommand) {
+        let of_fold = match &command.op {
+            IoOp::Read { .. } => true,
+            IoOp::Write { buffer, .. } => !is_metadata(buffer.as_bytes()),
+            _ => false,
+        };
+        let token = self.next_token();
+        self.submit_command(command);
+        if of_fold {
+            self.folds.insert(token);
+            self.disks.iter_mut().for_each(|disk| disk.is_data(token));
+        }
+    }
+
     /// Whether any device has something to do.
     #[must_use]
     pub fn has_flights(&self) -> bool {
@@ -400,6 +422,10 @@ pub fn submitter_result(fault: Fault) -> Result<(), IoError> {
         Fault::Media => Err(IoError::Media),
         Fault::NoSpace => Err(IoError::NoSpace),
     }
+}
+
+fn is_metadata(bytes: &[u8]) -> bool {
+    is_superblock(bytes) || bytes.starts_with(b"BDwl") || bytes.starts_with(b"BDpg")
 }
 
 fn is_superblock(bytes: &[u8]) -> bool {

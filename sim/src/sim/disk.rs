@@ -356,6 +356,13 @@ impl Disk {
         self.cache[index(unit)]
     }
 
+    /// An operation in flight belongs to a client's data.
+    pub fn is_data(&mut self, token: u64) {
+        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.token == token) {
+            flight.data = true;
+        }
+    }
+
     /// Changes a unit silently and durably: rot.
     pub fn rot(&mut self, unit: u64, value: Value) {
         self.media[index(unit)] = value;

@@ -80,6 +80,8 @@ pub struct Profile {
     pub marks: Option<Marks>,
     /// Whether first writes of shared extents lay an extent over them.
     pub composite: bool,
+    /// Bytes a second that folds may copy.
+    pub fold_rate: u64,
 }
 
 /// Pools this small are low soon.
@@ -109,7 +111,7 @@ impl Profile {
         let error = |random: &mut fastrand::Rng, all: &[f64]| {
             if errors { one(random, all) } else { 0.0 }
         };
-        Self {
+        let mut profile = Self {
             extent_size,
             devices,
             wal_extents: random.u64(1..=4),
@@ -147,7 +149,12 @@ impl Profile {
             // Last, so that the rest of a history is unchanged.
             marks: (random.u8(..3) == 0).then_some(NARROW),
             composite: random.bool(),
+            fold_rate: [0, 1 << 30, 1 << 40, 1 << 40][random.usize(..4)],
+        };
+        if random.u8(..8) == 0 {
+            profile.bend_to_folds(random);
         }
+        profile
     }
 
     /// A profile in which nothing happens by itself: for scripts.
@@ -190,6 +197,7 @@ impl Profile {
             flush_error: 0.0,
             silent: 0.0,
             composite: false,
+            fold_rate: 1 << 40,
         }
     }
 }

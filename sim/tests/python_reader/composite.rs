@@ -9,7 +9,7 @@ use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::format::Place as Origin;
 use blockd_mapper::format::checksum::sum;
 use blockd_mapper::format::record::Change;
-use blockd_mapper::format::superblock::{READABLE_INCOMPAT, Superblock};
+use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::format::wal::{WalBlockBuilder, WalStamp};
 use blockd_mapper::io::{IoError, Page};
 use blockd_mapper::units::{DeviceIndex, ExtentIndex, Lsn, PhysicalExtent};
@@ -107,9 +107,7 @@ fn lay_over(media: &mut Media, overlay: u64, top: u64, base: u64) {
 
 /// Appends a commit to the log of a pool that was closed, which is open from then on.
 fn append(media: &mut Media, changes: &[Change]) {
-    let read = |bytes: &[u8]| {
-        Superblock::decode_knowing(READABLE_INCOMPAT, bytes, Origin::Memory).unwrap()
-    };
+    let read = |bytes: &[u8]| Superblock::decode(bytes, Origin::Memory).unwrap();
     for (device, at) in pages_with(media, b"BLOCKDsb") {
         let copy = &mut media.devices[device][at..at + PAGE];
         let mut page = Page::zeroed();

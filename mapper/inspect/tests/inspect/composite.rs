@@ -10,7 +10,7 @@ use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::format::Place;
 use blockd_mapper::format::checksum::sum;
 use blockd_mapper::format::record::Change;
-use blockd_mapper::format::superblock::{READABLE_INCOMPAT, Superblock};
+use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::format::wal::{WalBlockBuilder, WalStamp, block_position};
 use blockd_mapper::io::Page;
 use blockd_mapper::units::{ExtentIndex, Lsn, PhysicalExtent, VolumeId};
@@ -78,7 +78,7 @@ fn volumes(text: &str) -> &str {
 
 fn superblock(media: &Media) -> Superblock {
     let place = Place::Memory;
-    Superblock::decode_knowing(READABLE_INCOMPAT, &media.devices[0][..PAGE], place).unwrap()
+    Superblock::decode(&media.devices[0][..PAGE], place).unwrap()
 }
 
 /// The pool as it would be had it stopped behind these changes.
@@ -86,7 +86,7 @@ fn with_log(media: &Media, changes: &[Change]) -> Media {
     let mut media = media.clone();
     for (device, at) in found(&media, b"BLOCKDsb") {
         let copy = &mut media.devices[device][at..at + PAGE];
-        let read = Superblock::decode_knowing(READABLE_INCOMPAT, copy, Place::Memory).unwrap();
+        let read = Superblock::decode(copy, Place::Memory).unwrap();
         let mut page = Page::zeroed();
         Superblock { clean: false, ..read }.encode(&mut page);
         copy.copy_from_slice(&page.0);

@@ -78,7 +78,8 @@ impl Core {
         let data = self
             .origins
             .get(&answered.token)
-            .is_some_and(|origin| !matches!(origin, Origin::Command(_)));
+            .is_some_and(|origin| !matches!(origin, Origin::Command(_)))
+            || self.folds.remove(&answered.token);
         let mark = match (answered.fault, &answered.action) {
             (Fault::None, _) => return,
             (Fault::Dropped, _) => Mark::DroppedWrite,

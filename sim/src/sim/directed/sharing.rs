@@ -151,3 +151,27 @@ pub(super) fn cut_under_checkpoint(world: &mut World) -> Result<(), Violation> {
     world.lose_power_keeping_caches();
     world.open()
 }
+
+/// K6: a write in place into an overlay is in flight while the overlay is folded down. The base has
+/// one holder left before that: a read keeps the dropped reference from counting until the write is
+/// sent.
+pub(super) fn fold_under_write(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    for block in 0..4 {
+        world.write(volume, 0, block)?;
+    }
+    world.write(volume, 1, 0)?;
+    let Some(snapshot) = world.copy(volume, true)? else { return Ok(()) };
+    world.write(volume, 0, 0)?;
+    world.flush(volume)?;
+    world.hold(&[Class::Read]);
+    world.read(volume, 1, 0)?;
+    world.hold(&[]);
+    world.delete(snapshot)?;
+    world.hold(&[Class::Write]);
+    world.write(volume, 0, 0)?;
+    world.hold(&[]);
+    world.release(Class::Read)?;
+    world.release(Class::Write)?;
+    world.read(volume, 0, 0)
+}

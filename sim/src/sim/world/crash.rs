@@ -1,5 +1,7 @@
 //! Process death and loss of power.
 
+use blockd_mapper::format::ring::{W_CURRENT, W_POISONED};
+
 use super::super::core::Ring;
 use super::super::disk::Keep;
 use super::super::marks::Mark;
@@ -128,8 +130,13 @@ impl World {
         let words = ring_words(&self.core.profile);
         let right = std::sync::Arc::clone(&self.core.ring);
         let present = right.image();
-        let older: Vec<Vec<u64>> =
-            self.core.old_rings.iter().filter(|image| **image != present).cloned().collect();
+        // A copy of the same open's ring from before a flush failed, in the place of the poisoned
+        // one, is no mistake that a host makes: what names it in memory is the ring itself.
+        let is_handed = |image: &&Vec<u64>| {
+            let unpoisoned = present[W_POISONED] != 0 && image[W_CURRENT] == present[W_CURRENT];
+            **image != present && !unpoisoned
+        };
+        let older: Vec<Vec<u64>> = self.core.old_rings.iter().filter(is_handed).cloned().collect();
         let choice = self.core.random.usize(..3);
         if choice == 1 && !older.is_empty() {
             let image = older[self.core.random.usize(..older.len())].clone();

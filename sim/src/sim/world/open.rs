@@ -99,6 +99,7 @@ impl World {
             whole_blocks: false,
             commit_blocks: profile.commit_blocks,
             marks: profile.marks,
+            fold_rate: profile.fold_rate,
         };
         let ring: Arc<dyn RingMemory> = Arc::<Ring>::clone(&self.core.ring);
         let options = OpenOptions {

@@ -129,7 +129,7 @@ impl World {
         let Phase::Up(up) = &mut self.phase else { return Ok(()) };
         up.engine_due = false;
         while let Some(command) = up.engine.poll(self.core.now) {
-            self.core.submit_command(command);
+            self.core.submit_of_engine(command);
         }
         up.after_call(&mut self.core);
         self.take_outcomes()

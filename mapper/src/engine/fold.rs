@@ -1,0 +1,379 @@
+//! Folds: composite entries become plain again, in the background.
+//!
+//! *Down*: what the overlay has is copied into the base, and the overlay is dropped. *Up*: what
+//! only the base has is copied into the overlay, and the base is dropped. A fold is an entry of the
+//! table of slow writes, which every other write of the extent waits for. In order:
+//!
+//! 1. Into the table, with one more reference to the overlay, so that no new write goes in place.
+//! 2. All IO that began before has ended (K6): writes in place into the overlay take no lock, and
+//!    readers may have found the base from before the entry was composite.
+//! 3. Down: the entry is durable (K5), and so every durable map hides what is written over.
+//! 4. The copy; then the record (K7), unless a discard has changed the entry meanwhile (K2).
+//!
+//! No promise depends on a fold (K11): a fold that meets an obstacle ends without a change, and is
+//! tried again later.
+
+use std::sync::Arc;
+
+use crate::change::Site;
+use crate::entry::{Composite, Entry};
+use crate::io::{IoBuffer, IoError, IoOp};
+use crate::mutation::{Mutation, Situation, active, met};
+use crate::pool::{Pool, split};
+use crate::stripe::Stripe;
+use crate::sync::{Mutex, Ordering};
+use crate::units::{ExtentIndex, LeafId, PhysicalExtent, SlotIndex, VolumeId};
+use crate::volume::Volume;
+
+use super::Engine;
+use super::queue::Purpose;
+
+mod find;
+
+/// Figures of folds since the pool was opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FoldStatus {
+    /// Composite entries of all volumes and snapshots.
+    pub composite: u64,
+    /// Folds under way.
+    pub running: u64,
+    /// Entries that a fold has made plain.
+    pub folded: u64,
+    /// Bytes copied by folds.
+    pub bytes: u64,
+    /// Folds that ended without a change: by IO errors, or since the entry had changed.
+    pub abandoned: u64,
+    /// Whether all entries have been examined since something changed.
+    pub settled: bool,
+}
+
+/// The folds of a pool, and the walk that looks for entries to be folded.
+#[derive(Debug, Default)]
+pub(crate) struct Folds {
+    /// The next slot to be examined; `None` when nothing is to be looked for.
+    walk: Option<(VolumeId, SlotIndex, usize)>,
+    /// Something was abandoned or put off during the walk: it begins again at this time.
+    again_ns: Option<u64>,
+    running: Vec<Fold>,
+    next_token: u64,
+    /// Bytes that may be copied by now; below 0 after a fold took more.
+    allowance: i64,
+    refilled_ns: u64,
+    status: FoldStatus,
+}
+
+#[derive(Debug)]
+struct Fold {
+    token: u64,
+    volume: Arc<Volume>,
+    extent: ExtentIndex,
+    from: PhysicalExtent,
+    to: PhysicalExtent,
+    overlay: PhysicalExtent,
+    /// Sub-blocks to be copied, and those of them that are left.
+    bits: u64,
+    left: u64,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Until this IO epoch.
+    Draining(u64),
+    Copying,
+    /// An operation is out.
+    Out,
+    /// `true`: everything is copied.
+    Ending(bool),
+}
+
+impl Fold {
+    fn is_down(&self) -> bool {
+        self.from == self.overlay
+    }
+
+    /// Whether the entry is still the one that the fold began with.
+    fn is_of(&self, entry: Entry) -> Option<Composite> {
+        let base = if self.is_down() { self.to } else { self.from };
+        match entry {
+            Entry::Composite(it) if it.overlay == self.overlay && it.base == base => Some(it),
+            _ => None,
+        }
+    }
+
+    fn stripe<'a>(&self, pool: &'a Pool) -> &'a Mutex<Stripe> {
+        pool.stripe(self.volume.identity.lineage, self.extent.slot())
+    }
+}
+
+impl Folds {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.walk.is_none() && self.again_ns.is_none()
+    }
+
+    /// Whether a fold is under way in a family of volumes.
+    fn concerns(&self, lineage: VolumeId) -> bool {
+        self.running.iter().any(|fold| fold.volume.identity.lineage == lineage)
+    }
+
+    fn begin_walk(&mut self) {
+        self.walk = Some((VolumeId(0), SlotIndex(0), 0));
+        self.again_ns = None;
+    }
+
+    fn put_off(&mut self, until_ns: u64) {
+        self.again_ns.get_or_insert(until_ns);
+    }
+}
+
+impl Engine {
+    /// Figures of composite entries and their folds.
+    #[must_use]
+    pub fn fold_status(&self) -> FoldStatus {
+        let volumes = self.pool.volumes.read();
+        let composite = volumes.values().map(|v| v.composites.load(Ordering::Relaxed)).sum();
+        let running = self.folds.running.len() as u64;
+        FoldStatus { composite, running, settled: self.folds.is_idle(), ..self.folds.status }
+    }
+
+    /// When folds go on at the latest, if they wait for the time.
+    pub(super) fn fold_deadline(&self) -> Option<u64> {
+        let folds = &self.folds;
+        let rate = self.pool.tuning.fold_rate;
+        if rate == 0 || self.closing {
+            return None;
+        }
+        let missing = (1 - folds.allowance).max(0).unsigned_abs();
+        let paid = folds.walk.filter(|_| folds.allowance <= 0).map(|_| {
+            let wait = u128::from(missing) * 1_000_000_000 / u128::from(rate);
+            folds.refilled_ns.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX).max(1))
+        });
+        [paid, folds.again_ns].into_iter().flatten().min()
+    }
+
+    pub(super) fn step_folds(&mut self) {
+        if !self.pool.composite || self.pool.read_only || self.pool.tuning.fold_rate == 0 {
+            return;
+        }
+        let wanted = self.pool.fold_wanted.swap(false, Ordering::AcqRel);
+        if wanted || self.folds.again_ns.is_some_and(|at| at <= self.now_ns) {
+            self.folds.begin_walk();
+        }
+        self.refill_allowance();
+        let mut at = 0;
+        while at < self.folds.running.len() {
+            if self.step_fold(at) {
+                self.folds.running.swap_remove(at);
+                self.pool.want_engine();
+            } else {
+                at += 1;
+            }
+        }
+        self.look_for_folds();
+    }
+
+    fn refill_allowance(&mut self) {
+        let folds = &mut self.folds;
+        let rate = self.pool.tuning.fold_rate;
+        let passed = self.now_ns.saturating_sub(folds.refilled_ns);
+        let more = u128::from(passed) * u128::from(rate) / 1_000_000_000;
+        if more > 0 {
+            folds.refilled_ns = self.now_ns;
+            // Not more than a tenth of a second's worth, or a whole extent.
+            let most = (rate / 10).max(self.pool.geometry.extent_size());
+            let more = i64::try_from(more).unwrap_or(i64::MAX);
+            let most = i64::try_from(most).unwrap_or(i64::MAX);
+            folds.allowance = folds.allowance.saturating_add(more).min(most);
+        }
+    }
+
+    /// Whether a structure change of these families has to wait for folds (K6). Those that have not
+    /// begun to copy end without a change.
+    pub(super) fn folds_are_in_the_way(&mut self, lineages: &[VolumeId]) -> bool {
+        for fold in &mut self.folds.running {
+            let is_waiting = matches!(fold.stage, Stage::Draining(_));
+            if is_waiting && lineages.contains(&fold.volume.identity.lineage) {
+                fold.stage = Stage::Ending(false);
+                self.pool.want_engine();
+            }
+        }
+        lineages.iter().any(|lineage| self.folds.concerns(*lineage))
+    }
+
+    /// Ends folds that have not begun to copy; `true` when none is under way.
+    pub(super) fn end_folds(&mut self) -> bool {
+        for fold in &mut self.folds.running {
+            if matches!(fold.stage, Stage::Draining(_)) {
+                fold.stage = Stage::Ending(false);
+            }
+        }
+        self.folds.walk = None;
+        self.folds.again_ns = None;
+        self.folds.running.is_empty()
+    }
+
+    /// When to look again: a commit by the timer has made durable by then what is not now.
+    fn later(&self) -> u64 {
+        self.now_ns.saturating_add(self.pool.tuning.commit_interval_ns)
+    }
+
+    /// Continues a fold; `true` when it has ended.
+    fn step_fold(&mut self, at: usize) -> bool {
+        match self.folds.running[at].stage {
+            Stage::Draining(until) => {
+                if !self.pool.epochs.reached(until) && !active(Mutation::FoldUndrained) {
+                    self.pool.await_epoch(until);
+                    return false;
+                }
+                self.folds.running[at].stage = self.begin_copy(at);
+                self.step_fold(at)
+            }
+            Stage::Copying => {
+                self.copy_next(at);
+                false
+            }
+            Stage::Out => false,
+            Stage::Ending(is_copied) => self.end_fold(at, is_copied),
+        }
+    }
+
+    /// Decides, with all older IO ended, whether the copy may begin.
+    fn begin_copy(&mut self, at: usize) -> Stage {
+        let fold = &mut self.folds.running[at];
+        let pool = &self.pool;
+        let directory = fold.volume.directory.load_full();
+        let _stripe = fold.stripe(pool).lock();
+        let slot = fold.extent.slot();
+        let Some(leaf) = directory.load(slot) else { return Stage::Ending(false) };
+        let Some(it) = fold.is_of(pool.arena.entry(leaf, fold.extent.entry())) else {
+            return Stage::Ending(false);
+        };
+        if fold.is_down() && !is_durable(pool, leaf) {
+            return Stage::Ending(false);
+        }
+        fold.bits = if fold.is_down() { it.top } else { it.under & !it.top };
+        fold.left = fold.bits;
+        Stage::Copying
+    }
+
+    /// Reads the next run of sub-blocks; with none left, the fold ends.
+    fn copy_next(&mut self, at: usize) {
+        let sub_block = self.pool.geometry.sub_block_size();
+        let fold = &mut self.folds.running[at];
+        if fold.left == 0 {
+            fold.stage = Stage::Ending(true);
+            self.pool.want_engine();
+            return;
+        }
+        let first = fold.left.trailing_zeros();
+        let count = (fold.left >> first).trailing_ones();
+        let (from, token) = (fold.from, fold.token);
+        let pages = u64::from(count) * sub_block / crate::geometry::PAGE_BYTES;
+        let Some(buffer) = IoBuffer::new(usize::try_from(pages).unwrap_or(usize::MAX)) else {
+            fold.stage = Stage::Ending(false);
+            return;
+        };
+        fold.stage = Stage::Out;
+        let (device, base) = self.pool.place(from);
+        let offset = base + u64::from(first) * sub_block;
+        self.io.push(device, IoOp::Read { offset, buffer }, Purpose::Fold { token });
+    }
+
+    /// An operation of a fold has ended: what was read is written, and then comes the next run.
+    pub(super) fn fold_done(&mut self, token: u64, op: IoOp, result: Result<(), IoError>) {
+        let Some(at) = self.folds.running.iter().position(|fold| fold.token == token) else {
+            return;
+        };
+        self.pool.want_engine();
+        let sub_block = self.pool.geometry.sub_block_size();
+        let fold = &mut self.folds.running[at];
+        if result.is_err() {
+            fold.stage = Stage::Ending(false);
+            return;
+        }
+        let (first, to) = (fold.left.trailing_zeros(), fold.to);
+        match op {
+            IoOp::Read { buffer, .. } => {
+                if active(Mutation::FoldBeforeData) {
+                    fold.stage = Stage::Ending(true);
+                }
+                let (device, base) = self.pool.place(to);
+                let offset = base + u64::from(first) * sub_block;
+                let op = IoOp::Write { offset, buffer, fua: false };
+                self.io.push(device, op, Purpose::Fold { token });
+            }
+            _ => {
+                let run = (fold.left >> first).trailing_ones();
+                fold.left &= u64::MAX.checked_shl(first + run).unwrap_or(0);
+                fold.stage = Stage::Copying;
+                self.folds.status.bytes += u64::from(run) * sub_block;
+                // R1: a commit flushes the devices that were written to.
+                let written = &self.pool.written[self.pool.tuning.workers].0[split(to).0];
+                written.store(written.load(Ordering::Relaxed) + 1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Publishes a fold, or ends it without a change. `false`: there is no room for the record yet.
+    fn end_fold(&mut self, at: usize, is_copied: bool) -> bool {
+        let pool = Arc::clone(&self.pool);
+        let (slot, reserved) = (pool.tuning.workers, pool.change_units());
+        if !pool.ring.reserve(slot, reserved) {
+            pool.want_commit();
+            return false;
+        }
+        let (has_leaves, later) = (self.ensure_leaves(1).is_ok(), self.later());
+        let fold = &self.folds.running[at];
+        let directory = fold.volume.directory.load_full();
+        let guard = pool.gate.enter(slot);
+        let mut stripe = fold.stripe(&pool).lock();
+        let site =
+            Site { pool: &pool, volume: &fold.volume, directory: &directory, ring_slot: slot };
+        let now = site.entry(fold.extent);
+        let write = stripe.remove(fold.token);
+        let is_cancelled = write.is_some_and(|write| write.cancelled != 0);
+        let new = match fold.is_of(now) {
+            Some(it) if is_copied => folded(fold, it),
+            // The last write over an extent that a discard has emptied unmaps it (R5e).
+            None if now.valid() == 0 && is_cancelled => Entry::Unmapped,
+            _ => now,
+        };
+        if new == now || !has_leaves {
+            pool.ring.release(slot, reserved);
+            self.folds.status.abandoned += 1;
+            self.folds.again_ns.get_or_insert(later);
+        } else {
+            let step = (now, new);
+            site.set(&mut self.spares, || guard.take_lsn(1), fold.extent, step, reserved);
+            met(if fold.is_down() { Situation::FoldedDown } else { Situation::FoldedUp });
+            self.folds.status.folded += 1;
+        }
+        if let Some((counts, local)) = pool.counts_of(fold.overlay) {
+            counts.sub(local);
+        }
+        let Some(write) = write else { return true };
+        if write.page_promised {
+            pool.return_page();
+        }
+        if write.awaited | stripe.take_awaited() {
+            pool.bump();
+        }
+        true
+    }
+}
+
+/// The entry after the fold. Only sub-blocks that are valid still count: a discard may have come.
+fn folded(fold: &Fold, it: Composite) -> Entry {
+    let valid = if fold.is_down() {
+        it.under | (it.top & fold.bits)
+    } else {
+        it.top | (it.under & fold.bits)
+    };
+    Entry::Mapped { physical: fold.to, valid }
+}
+
+/// Whether an entry of the leaf is durable. The leaf's last LSN stands for it: never too low.
+fn is_durable(pool: &Pool, leaf: LeafId) -> bool {
+    let changed = pool.arena.meta(leaf).last_lsn.load(Ordering::Acquire);
+    changed <= pool.progress.0.durable.load(Ordering::SeqCst)
+}

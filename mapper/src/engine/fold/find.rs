@@ -1,0 +1,155 @@
+//! The search for composite entries that are to be folded, in bounded steps.
+
+use std::sync::Arc;
+
+use super::{Fold, Stage, is_durable};
+use crate::change::Site;
+use crate::engine::Engine;
+use crate::entry::{Composite, Entry};
+use crate::leaf::LEAF_ENTRIES;
+use crate::stripe::SlowWrite;
+use crate::sync::Ordering;
+use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
+use crate::volume::{OPEN, Volume};
+
+/// Folds under way at a time: enough to overlap their waits for older IO.
+const AT_ONCE: usize = 4;
+/// Slots examined in one step: some ten microseconds.
+const SLOTS_PER_STEP: u32 = 1024;
+impl Engine {
+    /// Examines entries, and begins folds, as far as there is room and allowance.
+    pub(super) fn look_for_folds(&mut self) {
+        let mut slots = 0;
+        while !self.closing
+            && slots < SLOTS_PER_STEP
+            && self.folds.running.len() < AT_ONCE
+            && self.folds.allowance > 0
+            && let Some((id, slot, entry)) = self.folds.walk
+        {
+            let volumes = self.pool.volumes.read();
+            let next = volumes.range(id..).find(|(_, v)| v.composites.load(Ordering::Relaxed) > 0);
+            let Some((&found, volume)) = next else {
+                self.folds.walk = None;
+                break;
+            };
+            let volume = Arc::clone(volume);
+            drop(volumes);
+            let (slot, entry) = if found == id { (slot, entry) } else { (SlotIndex(0), 0) };
+            slots += 1;
+            self.folds.walk = Some(self.examine(&volume, slot, entry));
+        }
+        if slots == SLOTS_PER_STEP {
+            self.pool.want_engine();
+        }
+    }
+
+    /// Begins folds in a slot, from an entry on. Returns the place to go on at.
+    fn examine(
+        &mut self,
+        volume: &Arc<Volume>,
+        slot: SlotIndex,
+        first: usize,
+    ) -> (VolumeId, SlotIndex, usize) {
+        let id = volume.identity.id;
+        let directory = volume.directory.load_full();
+        if slot.0 >= directory.slot_count() {
+            return (VolumeId(id.0.saturating_add(1)), SlotIndex(0), 0);
+        }
+        let next = (id, SlotIndex(slot.0 + 1), 0);
+        let Some(leaf) = directory.load(slot) else { return next };
+        let arena = &self.pool.arena;
+        let is_shared = arena.meta(leaf).references.load(Ordering::Acquire) != 1;
+        if arena.composites(leaf) == 0 || is_shared {
+            return next;
+        }
+        if volume.state.load(Ordering::SeqCst) != OPEN {
+            self.folds.put_off(self.later());
+            return next;
+        }
+        for entry in first..LEAF_ENTRIES {
+            if self.folds.running.len() >= AT_ONCE || self.folds.allowance <= 0 {
+                return (id, slot, entry);
+            }
+            let extent = ExtentIndex(slot.first_extent().0 + entry as u64);
+            if self.pool.arena.leaf(leaf).is_composite(entry) {
+                self.begin_fold(volume, extent);
+            }
+        }
+        next
+    }
+
+    fn begin_fold(&mut self, volume: &Arc<Volume>, extent: ExtentIndex) {
+        let pool = Arc::clone(&self.pool);
+        let identity = &volume.identity;
+        let directory = volume.directory.load_full();
+        let site =
+            Site { pool: &pool, volume, directory: &directory, ring_slot: pool.tuning.workers };
+        let mut stripe = pool.stripe(identity.lineage, extent.slot()).lock();
+        let Entry::Composite(it) = site.entry(extent) else { return };
+        let Some((from, to, bits)) = direction(&site, extent, it) else { return };
+        let leaf = directory.load(extent.slot()).unwrap_or_default();
+        let is_durable = is_durable(&pool, leaf);
+        let is_busy = from == it.overlay && !is_durable
+            || stripe.is_full()
+            || stripe.on(identity.id, extent).next().is_some();
+        let strict = pool.pages.0.strict.load(Ordering::Relaxed);
+        let page_promised = !directory.is_dirty(extent.slot()) || strict;
+        if is_busy || (page_promised && !pool.promise_page(true)) {
+            self.folds.put_off(self.later());
+            return;
+        }
+        if let Some((counts, local)) = pool.counts_of(it.overlay) {
+            counts.add(local, 1);
+        }
+        self.folds.next_token += 1;
+        let token = (pool.tuning.workers as u64) << 48 | self.folds.next_token;
+        stripe.add(SlowWrite {
+            token,
+            volume: identity.id,
+            extent,
+            target: to,
+            source: Some(from),
+            redirects: false,
+            own: 0,
+            copied: bits,
+            filled: 0,
+            cancelled: 0,
+            awaited: false,
+            page_promised,
+            allocated: false,
+        });
+        let until = pool.epochs.drain_end();
+        drop(stripe);
+        let len = u64::from(bits.count_ones()) * pool.geometry.sub_block_size();
+        self.folds.allowance -= i64::try_from(len).unwrap_or(i64::MAX);
+        self.folds.running.push(Fold {
+            token,
+            volume: Arc::clone(volume),
+            extent,
+            from,
+            to,
+            overlay: it.overlay,
+            bits,
+            left: bits,
+            stage: Stage::Draining(until),
+        });
+        pool.await_epoch(until);
+    }
+}
+
+/// From where to where a fold of this entry copies, and which sub-blocks; `None` where it may not
+/// be folded, or is not worth it.
+fn direction(
+    site: &Site<'_>,
+    extent: ExtentIndex,
+    it: Composite,
+) -> Option<(PhysicalExtent, PhysicalExtent, u64)> {
+    let can_go_down = site.is_exclusive(extent, it.base);
+    let can_go_up = site.is_exclusive(extent, it.overlay);
+    let (down, up) = (it.top, it.under & !it.top);
+    let is_crowded = Entry::Composite(it).is_crowded(site.pool.geometry.sub_blocks());
+    if can_go_down && (!can_go_up || down.count_ones() <= up.count_ones()) {
+        return Some((it.overlay, it.base, down));
+    }
+    (can_go_up && (can_go_down || is_crowded)).then_some((it.base, it.overlay, up))
+}
