@@ -209,6 +209,35 @@ fn a_snapshot_is_taken_of_a_volume_whose_writes_wait_for_space() {
 }
 
 #[test]
+fn a_hundred_clones_that_were_written_once_have_little_reserved() {
+    // So large that each could have a whole quantum of 16 MiB.
+    let daemon = Daemon::start("32G");
+    daemon.ok(&["add", "data", "--size", "1G"]);
+    daemon.ok(&["snapshot", "data", "--tag", "1"]);
+    let names: Vec<String> = (0..100).map(|n| format!("clone{n}")).collect();
+    let mut clients: Vec<Client> = Vec::new();
+    for name in &names {
+        daemon.ok(&["clone", "data@1", name]);
+        let uri = daemon.ok(&["attach", "--nbd", name]);
+        let uri = uri.trim_end().parse().unwrap();
+        let mut client = Client::connect(&uri, &ConnectOptions::default()).unwrap();
+        client.write(0, &[1; 4096], true).unwrap();
+        clients.push(client);
+    }
+    // Four extents of 256 KiB each, of which one is written.
+    let reserved = |shown: &Value| number(&shown["reserved_bytes"]);
+    let pool = &daemon.json(&["pool", "show"])["pool"];
+    assert!((1..=100 * MIB).contains(&reserved(pool)), "{pool}");
+    let listed = daemon.json(&["list"]);
+    let volumes = listed["volumes"].as_array().unwrap();
+    for name in &names {
+        let volume = volumes.iter().find(|one| one["name"] == **name).unwrap();
+        assert!((1..=MIB).contains(&reserved(volume)), "{volume}");
+        assert_eq!(volume["mapped_bytes"], MIB / 4);
+    }
+}
+
+#[test]
 fn a_pool_that_is_low_grows_by_four_quanta_up_to_its_limit() {
     // One percent of the pool is less. The reserve that the import holds counts as used.
     let space = "low = \"100M\"\nvery_low = \"1M\"\nquantum = \"4M\"\ngrow_limit = \"152M\"";

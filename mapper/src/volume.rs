@@ -25,6 +25,10 @@ pub(crate) const GATED: u8 = 1;
 /// The volume was deleted; remaining holders receive an error.
 pub(crate) const DELETED: u8 = 2;
 
+/// Extents of a volume's first grant: of many clones that are each written once, each has three
+/// that it does not use. The fifth grant is of 64.
+const FIRST_GRANT: u64 = 4;
+
 /// The immutable properties of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
@@ -131,6 +135,8 @@ pub(crate) struct Volume {
     kept: AtomicU64,
     /// The reserve is below its low mark and the engine has not answered yet.
     pub(crate) wants_space: AtomicBool,
+    /// Extents of the largest grant since its reserve was last taken back, 0 for none.
+    grant_size: AtomicU64,
     /// Whether the last grant has not been used yet, and its time.
     pub(crate) fresh: AtomicBool,
     pub(crate) granted_ns: AtomicU64,
@@ -202,6 +208,7 @@ impl Volume {
             reserve: Mutex::new(Reserve::default()),
             kept: AtomicU64::new(0),
             wants_space: AtomicBool::new(false),
+            grant_size: AtomicU64::new(0),
             fresh: AtomicBool::new(false),
             granted_ns: AtomicU64::new(0),
             starves: AtomicU64::new(0),
@@ -371,9 +378,27 @@ impl Volume {
         self.attachments.lock().iter().map(|a| a.writes.0.load(Ordering::SeqCst)).sum()
     }
 
+    /// Extents of its next grant, with a quantum of `most`: twice as many as were granted before,
+    /// so that a volume that is written much asks rarely, and one that is not holds little.
+    pub(crate) fn next_grant(&self, most: u64) -> u64 {
+        self.grant_size.load(Ordering::Relaxed).saturating_mul(2).max(FIRST_GRANT).min(most)
+    }
+
+    /// Notes the size of a grant.
+    pub(crate) fn note_grant(&self, extents: u64) {
+        self.grant_size.fetch_max(extents, Ordering::Relaxed);
+    }
+
+    /// A reserve below this asks for more: half of a grant, with a quantum of `most`. An empty one
+    /// always does.
+    pub(crate) fn low_mark(&self, most: u64) -> u64 {
+        (self.grant_size.load(Ordering::Relaxed).min(most) / 2).max(1)
+    }
+
     /// Takes every granted extent back that is not kept, of the reserve and of every worker's
-    /// slice. Where extents are kept, those in slices count first.
+    /// slice. Where extents are kept, those in slices count first. Grants begin small again.
     pub(crate) fn take_back(&self, mut give: impl FnMut(PhysicalExtent, u64)) {
+        self.grant_size.store(0, Ordering::Relaxed);
         let kept = self.kept.load(Ordering::Acquire);
         if kept > 0 {
             let slices: usize = self.attachments.lock().iter().map(|a| a.slice.lock().len()).sum();

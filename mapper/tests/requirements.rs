@@ -67,11 +67,13 @@ fn within_a_grant_no_write_needs_the_engine() {
     let mut rig = Rig::new(&[64 * MIB]);
     let id = rig.create("a", 1 << 30);
     let volume = rig.attach(id);
-    rig.write(&volume, 0, &[1; 4096]).unwrap();
+    for n in 0..64 {
+        rig.write(&volume, n * EXTENT, &[1; 4096]).unwrap();
+    }
     let granted = rig.engine.volumes()[0].reserved / EXTENT;
     assert!(granted >= 32, "only {granted} extents are granted");
     let mut plan = Plan::with_capacity(64);
-    for n in 1..=granted {
+    for n in 64..64 + granted {
         let step = rig.worker.write(&volume, n * EXTENT, 4096, false, &mut plan).unwrap();
         assert_eq!(step, Step::Issue { covered: 4096 }, "write {n}");
         rig.worker.complete(&volume, &mut plan, Ok(())).unwrap();

@@ -558,25 +558,28 @@ fn writes_use_up_the_reserve_then_wait_while_all_but_the_workers_stand_still() {
     daemon.add("w1", 1 << 30).unwrap();
     let mut beside = daemon.connect("w1").unwrap();
     let writing = daemon.connect("w1").unwrap();
-    beside.write(0, &content(1, 0)).unwrap();
+    // It has been granted more each time, so that it has a while's worth when the threads stop.
+    for extent in 0..64 {
+        beside.write(extent * EXTENT, &content(1, extent)).unwrap();
+    }
     let reserve = || pool(&daemon)["reserved_bytes"].as_u64().unwrap() / EXTENT;
     let mut before = reserve();
     wait_until("the volume has a reserve that no longer changes", || {
         std::thread::sleep(Duration::from_millis(300));
         let earlier = std::mem::replace(&mut before, reserve());
-        before > 0 && before == earlier
+        before >= 32 && before == earlier
     });
 
     let is_worker = |name: &str| name.starts_with("worker-") || name.starts_with("iou-");
     let stopped = StoppedThreads::of(daemon.pid().unwrap(), is_worker).unwrap();
     assert!(stopped.names().any(|name| name == "pool-default"), "{stopped:?}");
-    let writer = Writer::over(writing, 1, 1..before + 40);
+    let writer = Writer::over(writing, 1, 64..before + 103);
     wait_until("the reserve is used up", || writer.done() >= before);
     // A write that needs more waits. Overwrites and reads do not.
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!((writer.done(), writer.error()), (before, None));
     beside.write(EXTENT, &content(1, 1)).unwrap();
-    for extent in [0, 1, before] {
+    for extent in [0, 1, 63 + before] {
         let len = usize::try_from(EXTENT).unwrap();
         assert!(beside.read(extent * EXTENT, len).unwrap() == content(1, extent), "{extent}");
     }
@@ -585,6 +588,6 @@ fn writes_use_up_the_reserve_then_wait_while_all_but_the_workers_stand_still() {
     drop(stopped);
     wait_until("all is written", || writer.thread.is_finished());
     assert_eq!((writer.done(), writer.error()), (before + 39, None));
-    compare(&daemon, "w1", 1, 0..before + 40);
+    compare(&daemon, "w1", 1, 0..before + 103);
     assert_eq!(daemon.stop().unwrap().code(), Some(0));
 }

@@ -63,7 +63,7 @@ pub struct RegionShare {
 pub struct SpaceConfig {
     /// Where its states begin; `None`: it has none but full.
     pub marks: Option<Marks>,
-    /// Bytes that a volume is granted at a time.
+    /// Most bytes that a volume is granted at a time.
     pub quantum: u64,
     /// Most bytes of all volumes together, in hundredths of the pool's size; `None`: no limit.
     pub overprovision_percent: Option<u64>,

@@ -86,7 +86,8 @@ impl Engine {
         self.note_stuck(waiting, comes_later) || granted
     }
 
-    /// Grants up to a quantum to each, and leaves the space set aside for others.
+    /// Grants to each what is next for it, up to a quantum, and leaves the space set aside for
+    /// others.
     fn grant_to(&mut self, waiting: &[Waiting], quantum: u64, volumes: &Volumes) -> bool {
         let mut set_aside = self.set_aside(volumes);
         let mut any = false;
@@ -95,7 +96,7 @@ impl Engine {
             let own = volume.unmet();
             let available = free.saturating_sub(set_aside.saturating_sub(own));
             let room = self.room(volume, volumes);
-            let granted = self.grant(volume, quantum.min(available).min(room));
+            let granted = self.grant(volume, volume.next_grant(quantum).min(available).min(room));
             set_aside = set_aside.saturating_sub(granted.min(own));
             self.space.granted(granted);
             if granted > 0 {
@@ -162,6 +163,7 @@ impl Engine {
         }
         let granted = reserve.total() - before;
         if granted > 0 {
+            volume.note_grant(granted);
             // Under the lock: a thread that sees the extents sees that they were granted.
             if volume.grants.fetch_add(1, Ordering::AcqRel) == 0 {
                 self.space.note_holder(volume.identity.id);

@@ -14,7 +14,7 @@ use crate::volumes::Sums;
 use super::Engine;
 
 impl Pool {
-    /// Bytes that a volume is granted at a time, where there is enough.
+    /// Most bytes that a volume is granted at a time.
     #[must_use]
     pub fn quantum_bytes(&self) -> u64 {
         self.quantum.load(Ordering::Relaxed).saturating_mul(self.geometry.extent_size())

@@ -171,7 +171,7 @@ impl Engine {
         self.look_at_space();
     }
 
-    /// How many extents a volume is granted at a time from now on; at least 1.
+    /// Sets the most extents that a volume is granted at a time from now on; at least 1.
     pub fn set_quantum(&mut self, extents: u64) {
         self.pool.quantum.store(extents.max(1), Ordering::Relaxed);
     }

@@ -7,7 +7,7 @@ use crate::space::Marks;
 pub struct Tuning {
     /// Workers that may be made, 1 to [`MAX_WORKERS`](super::MAX_WORKERS).
     pub workers: usize,
-    /// Extents granted to a volume at a time.
+    /// Most extents granted to a volume at a time: grants begin small, and double up to this.
     pub quantum: u64,
     /// Nanoseconds after which a change is committed without being asked.
     pub commit_interval_ns: u64,

@@ -50,15 +50,18 @@ impl Reserve {
         }
     }
 
-    /// Moves up to a slice of extents out, lowest first within the oldest run.
+    /// Moves up to a slice of extents out, lowest first within the oldest run. At most
+    /// half is moved: a later fill finds the reserve low while something is left of it.
     pub(super) fn fill(&mut self, slice: &mut Slice) {
+        let half = usize::try_from(self.total().div_ceil(2)).unwrap_or(SLICE);
+        let most = half.min(SLICE);
         while let Some(run) = self.runs.first_mut() {
-            while run.1 > 0 && slice.len() < SLICE {
+            while run.1 > 0 && slice.len() < most {
                 slice.push_last(run.0);
                 run.0.0 += 1;
                 run.1 -= 1;
             }
-            if run.1 > 0 || slice.len() == SLICE {
+            if run.1 > 0 || slice.len() == most {
                 if run.1 == 0 {
                     self.runs.remove(0);
                 }
@@ -140,5 +143,19 @@ mod tests {
         assert_eq!(slice.pop(), Some(PhysicalExtent(105)));
         assert!(slice.push_first(PhysicalExtent(105)));
         assert_eq!(slice.pop(), Some(PhysicalExtent(105)));
+    }
+
+    #[test]
+    fn of_a_small_reserve_a_slice_takes_half() {
+        let mut reserve = Reserve::default();
+        reserve.add(PhysicalExtent(10), 1);
+        reserve.add(PhysicalExtent(100), 3);
+        let sizes = [2, 1, 1, 0].map(|expected| {
+            let mut slice = Slice::default();
+            reserve.fill(&mut slice);
+            assert_eq!(slice.len(), expected);
+            reserve.total()
+        });
+        assert_eq!(sizes, [2, 1, 0, 0]);
     }
 }

@@ -25,7 +25,7 @@ use crate::plan::{CommitTicket, OpKind, ParkReason, Plan, PlanKind, PlanOp, Step
 use crate::pool::{MAX_WORKERS, Pool};
 use crate::sync::Ordering;
 use crate::units::DeviceIndex;
-use crate::volume::{DELETED, OPEN};
+use crate::volume::{DELETED, OPEN, Volume};
 
 /// One thread's access to a pool's volumes. Every request in flight belongs to the worker that
 /// planned it, and is completed by it.
@@ -210,9 +210,9 @@ impl Worker {
             || (self.slow_in_flight == 0 && self.spares.ensure(&self.pool, more))
     }
 
-    /// A reserve below this asks for more: an empty one always does.
-    fn low_mark(&self) -> u64 {
-        (self.pool.quantum.load(Ordering::Relaxed) / 2).max(1)
+    /// A reserve of the volume below this asks for more.
+    fn low_mark(&self, volume: &Volume) -> u64 {
+        volume.low_mark(self.pool.quantum.load(Ordering::Relaxed))
     }
 }
 

@@ -383,7 +383,7 @@ impl Worker {
             return Err(ParkReason::Slowed);
         }
         let grants = volume.grants.load(Ordering::Acquire);
-        let (extent, low) = attachment.shared.allocate(volume, self.low_mark());
+        let (extent, low) = attachment.shared.allocate(volume, self.low_mark(volume));
         let extent = extent.or_else(|| volume.take_from_slices());
         if extent.is_some() {
             // After the extent was taken: one extent too many is kept in between, never too few.

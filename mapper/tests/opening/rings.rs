@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockd_mapper::create::{CreateOptions, Creating};
-use blockd_mapper::engine::{Control, Outcome, Use, UsedExtent};
+use blockd_mapper::engine::{Control, Kept, Outcome, Use, UsedExtent};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoOp;
 use blockd_mapper::open::{OpenMode, OpenOptions, Opening};
@@ -78,6 +78,8 @@ fn first_grant_after_a_crash(quantum: u64) -> FirstGrant {
     let tuning = Tuning { quantum, ..Tuning::default() };
     let options = OpenOptions { ring: Some(memory), tuning, ..media.open_options() };
     let mut rig = Rig::open_with(media, options).unwrap();
+    let kept = rig.engine.keep_reserve(id, quantum).unwrap();
+    assert_eq!(kept, Kept { added: quantum, shortage: None });
     let volume = rig.attach(id);
     rig.write(&volume, 40 * extent as u64, &vec![2; extent]).unwrap();
     let new: Vec<u64> = places(&rig).difference(&after).copied().collect();

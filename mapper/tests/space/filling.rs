@@ -277,12 +277,13 @@ fn marks_and_quantum_can_be_changed_while_it_runs() {
     assert_eq!(look(&mut rig), SpaceState::Low);
     rig.engine.set_marks(None);
     assert_eq!(look(&mut rig), SpaceState::Normal);
-    for (name, quantum) in [("a", 3), ("b", 20)] {
+    // The second one has had grants of 4, 8 and 16 before.
+    for (name, quantum, written) in [("a", 3, 1), ("b", 20, 29)] {
         rig.engine.set_quantum(quantum);
         assert_eq!(rig.pool.quantum_bytes(), quantum * EXTENT);
         let id = rig.create(name, 1 << 30);
         let volume = rig.attach(id);
-        assert_eq!(fill_some(&mut rig, &volume, 1), 1);
+        assert_eq!(fill_some(&mut rig, &volume, written), written);
         let summary = rig.pool.summaries().into_iter().find(|one| one.name == name).unwrap();
         assert_eq!(summary.reserved, (quantum - 1) * EXTENT, "{name}");
     }

@@ -43,7 +43,7 @@ pub struct PoolSpec {
     pub commit_interval: Duration,
     /// Where the states of its space begin; `None`: it is never slowed down.
     pub marks: Option<Marks>,
-    /// Bytes that a volume is granted at a time.
+    /// Most bytes that a volume is granted at a time.
     pub quantum: u64,
     /// Records of the delta ring for each worker. Half full begins a commit.
     pub ring_records: u64,
