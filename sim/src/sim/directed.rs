@@ -16,7 +16,7 @@ use super::world::{Crash, World};
 use sharing::{
     cut_under_checkpoint, exclusive_too_early, family, fold_under_write, group_at_a_block_end,
     group_under_writes, shared_by_another, snapshot_under_write, unshare_after_write,
-    write_under_copy,
+    write_beside_a_redirect, write_under_copy,
 };
 
 /// One of the scripts.
@@ -122,6 +122,7 @@ pub const ALL: &[Script] = &[
     Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: cut_under_checkpoint },
     Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
+    Script { shows: &[Mutation::RedirectNotHeld], bend: composite, steps: write_beside_a_redirect },
     Script { shows: &[Mutation::FoldUndrained], bend: composite, steps: fold_under_write },
     Script { shows: &[], bend: small, steps: a_pool_grows },
     Script { shows: &[], bend: as_it_is, steps: requested_twice },

@@ -152,6 +152,30 @@ pub(super) fn cut_under_checkpoint(world: &mut World) -> Result<(), Violation> {
     world.open()
 }
 
+/// K3: a write comes to lie over a shared extent, and meanwhile the last other reference to that is
+/// dropped. A second write of the extent would go into it, and not be found there.
+pub(super) fn write_beside_a_redirect(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    for (extent, block) in [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (2, 0)] {
+        world.write(volume, extent, block)?;
+    }
+    let Some(snapshot) = world.copy(volume, true)? else { return Ok(()) };
+    // It has a leaf of its own.
+    world.write(volume, 2, 0)?;
+    world.flush(volume)?;
+    world.hold(&[Class::Read]);
+    world.read(volume, 1, 0)?;
+    world.hold(&[]);
+    world.delete(snapshot)?;
+    world.hold(&[Class::Write]);
+    world.write(volume, 0, 1)?;
+    world.release(Class::Read)?;
+    world.write(volume, 0, 5)?;
+    world.release_held(0)?;
+    world.release(Class::Write)?;
+    world.read(volume, 0, 5)
+}
+
 /// K6: a write in place into an overlay is in flight while the overlay is folded down. The base has
 /// one holder left before that: a read keeps the dropped reference from counting until the write is
 /// sent.
