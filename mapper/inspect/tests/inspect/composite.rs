@@ -1,5 +1,5 @@
-//! Pools with composite entries. Nothing makes such a pool yet, so a restore does, from a dump in
-//! which an entry was changed.
+//! Pools with composite entries. A restore makes them, from a dump in which an entry was changed:
+//! so a test chooses both extents and all bits.
 
 use blockd_inspect::check::Report;
 use blockd_inspect::repair::RepairOptions;
