@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use blockd_mapper::mutation::{self, Mutation};
+use blockd_mapper::mutation::{self, Mutation, Situation, times_met};
 use blockd_sim::crash::{enumerate, script::SCRIPTS};
 use blockd_sim::sim::enumerate::{Counts, Depth};
 use blockd_sim::sim::runner::clock;
@@ -25,6 +25,17 @@ const CAUGHT: [Mutation; 12] = [
     Mutation::ReplayedIsDurable,
     Mutation::NextNotWritten,
     Mutation::CheckpointUnflushed,
+];
+
+/// All that a composite entry meets in its life.
+const MET: [Situation; 7] = [
+    Situation::Redirected,
+    Situation::OverlayGrew,
+    Situation::OverlayCopied,
+    Situation::BaseDropped,
+    Situation::FoldedDown,
+    Situation::FoldedUp,
+    Situation::BasesWritten,
 ];
 
 fn run(nested_every: u64, counts: &mut Counts) -> Result<(), String> {
@@ -49,6 +60,9 @@ fn every_script_and_some_mutations() {
     run(100, &mut counts).unwrap();
     println!("{counts:?}");
     assert!(counts.crash_points > 1000 && counts.nested > 100 && counts.checks > 100_000);
+    for situation in MET {
+        assert!(times_met(situation) > 0, "not met: {}", situation.what());
+    }
     for mutation in CAUGHT {
         mutation::set(Some(mutation));
         let found = run(16, &mut Counts::default());

@@ -1,8 +1,8 @@
 //! Images of the format, kept as files: whatever reads today's pools has to read them, with the
-//! same answers. The images are never regenerated within a version of the format.
+//! same answers. An image that exists is never written again.
 //!
-//! `BLOCKD_WRITE_GOLDEN=1 cargo test -p blockd-inspect --test golden images` writes them, for a new
-//! version.
+//! `BLOCKD_WRITE_GOLDEN=1 cargo test -p blockd-inspect --test golden images_of` writes those that
+//! are not there: of a new feature, or of a new version.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 #[path = "../../tests/common/mod.rs"]
@@ -14,12 +14,13 @@ use std::path::{Path, PathBuf};
 use blockd_inspect::Reader;
 use blockd_inspect::check::check;
 use blockd_inspect::dump::dump;
+use blockd_mapper::create::CreateOptions;
 use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::checksum::sum;
 use blockd_mapper::io::IoError;
 use blockd_mapper::open::{OpenMode, OpenOptions, Opening};
-use blockd_mapper::units::{DeviceIndex, WallTime};
+use blockd_mapper::units::{DeviceIndex, VolumeId, WallTime};
 use common::{Media, Rig};
 
 const MIB: usize = 1 << 20;
@@ -178,10 +179,55 @@ fn full() -> Rig {
     rig
 }
 
+const EXTENT: usize = 64 << 10;
+
+fn snapshot(rig: &mut Rig, source: VolumeId, name: &str) -> VolumeId {
+    let taken = rig.control(Control::Snapshot { source, name: name.to_owned() });
+    let Outcome::Created(id) = taken.unwrap() else { panic!("there was one already") };
+    id
+}
+
+/// Composite entries in a checkpoint, and in the log all that makes, changes and ends one. Two
+/// snapshots and a clone share overlays and bases.
+fn composite() -> Rig {
+    let mut media = Media::new(&[8 * MIB]);
+    let options = CreateOptions { composite: true, ..media.options() };
+    media.create_with(&options);
+    let mut rig = Rig::open(media).unwrap();
+    rig.engine.set_wall_time(WallTime(1_900_000_000_000));
+    let base = rig.create("base", 40 << 20);
+    let first = rig.attach(base);
+    let place = |extent: usize, block: usize| (extent * EXTENT + block * PAGE) as u64;
+    rig.write(&first, 0, &data(1, 3 * 16)).unwrap();
+    rig.write(&first, place(300, 2), &data(2, 5)).unwrap();
+    snapshot(&mut rig, base, "before");
+    rig.write(&first, place(0, 3), &data(3, 1)).unwrap();
+    rig.write(&first, place(1, 4), &data(4, 2)).unwrap();
+    rig.write(&first, place(300, 3), &data(5, 1)).unwrap();
+    let source = snapshot(&mut rig, base, "between");
+    let clone = Control::Clone { source, name: "clone".to_owned(), size: None };
+    let Outcome::Created(clone) = rig.control(clone).unwrap() else { panic!("no clone") };
+    rig.write(&first, place(0, 9), &data(6, 1)).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    let second = rig.attach(clone);
+    // A redirect, a shared overlay copied, an overlay that grows, a sub-block of both discarded,
+    // and two entries discarded as a whole.
+    rig.write(&second, place(2, 1), &data(7, 2)).unwrap();
+    rig.write(&first, place(1, 12), &data(8, 1)).unwrap();
+    rig.write(&first, place(0, 11), &data(9, 1)).unwrap();
+    rig.discard(&first, place(0, 3), PAGE);
+    rig.discard(&second, place(0, 0), EXTENT);
+    rig.discard(&second, place(300, 0), EXTENT);
+    rig.flush(&first).unwrap();
+    rig.worker.detach(first);
+    rig.worker.detach(second);
+    rig
+}
+
 /// An image by its name.
 type Sample = (&'static str, fn() -> Media);
 
-const SAMPLES: [Sample; 6] = [
+const SAMPLES: [Sample; 7] = [
     ("new", || {
         let mut media = Media::new(&[5 * MIB]);
         media.create();
@@ -192,6 +238,7 @@ const SAMPLES: [Sample; 6] = [
     ("devices", || closed(family(&[6 * MIB, 4 * MIB, 4 * MIB]))),
     ("devices-dirty", || family(&[6 * MIB, 4 * MIB, 4 * MIB]).kill()),
     ("full", || closed(full())),
+    ("composite", || composite().kill()),
 ];
 
 #[test]
@@ -199,7 +246,7 @@ fn images_of_the_format_give_the_answers_they_always_gave() {
     for (name, make) in SAMPLES {
         let [stored, answer] =
             ["image", "answers"].map(|kind| folder().join(format!("{name}.{kind}")));
-        if std::env::var_os("BLOCKD_WRITE_GOLDEN").is_some() {
+        if std::env::var_os("BLOCKD_WRITE_GOLDEN").is_some() && !stored.exists() {
             let media = make();
             std::fs::create_dir_all(folder()).unwrap();
             std::fs::write(&stored, written(&media)).unwrap();
@@ -222,6 +269,52 @@ fn new_pools_have_the_content_of_the_images() {
         };
         assert_eq!(bytes(&answers(&make())), bytes(&stored), "{name}");
     }
+}
+
+/// The image has each structure of composite entries, and the mapper finds the content that was
+/// written: all of it is repeated here.
+#[test]
+fn the_image_of_composite_entries_has_all_of_them_and_the_right_content() {
+    let media = image(&std::fs::read_to_string(folder().join("composite.image")).unwrap());
+    let blocks: Vec<&[u8]> = media.devices[0].chunks(PAGE).collect();
+    let starting = |start: &[u8]| blocks.iter().filter(|block| block.starts_with(start)).count();
+    assert!(starting(b"BDpg\x01\0\x02\0") > 1, "leaf pages of version 2");
+    assert!(starting(b"BDpg\x04") > 1, "under pages");
+    let units = blocks.iter().filter(|block| block.starts_with(b"BDwl")).flat_map(|block| {
+        let count = u16::from_le_bytes([block[36], block[37]]);
+        block[64..].chunks(32).take(count.into())
+    });
+    assert!(units.filter(|unit| unit[0] == 67).count() > 3, "records");
+
+    let mut base = data(1, 3 * 16);
+    base.resize(40 << 20, 0);
+    let put = |content: &mut Vec<u8>, extent: usize, block: usize, bytes: &[u8]| {
+        let at = extent * EXTENT + block * PAGE;
+        content[at..at + bytes.len()].copy_from_slice(bytes);
+    };
+    put(&mut base, 300, 2, &data(2, 5));
+    let before = base.clone();
+    put(&mut base, 0, 3, &data(3, 1));
+    put(&mut base, 1, 4, &data(4, 2));
+    put(&mut base, 300, 3, &data(5, 1));
+    let (between, mut clone) = (base.clone(), base.clone());
+    put(&mut clone, 2, 1, &data(7, 2));
+    put(&mut clone, 0, 0, &[0; EXTENT]);
+    put(&mut clone, 300, 0, &[0; EXTENT]);
+    put(&mut base, 0, 9, &data(6, 1));
+    put(&mut base, 1, 12, &data(8, 1));
+    put(&mut base, 0, 11, &data(9, 1));
+    put(&mut base, 0, 3, &[0; PAGE]);
+    let mut rig = Rig::open(media).unwrap();
+    for (name, content) in
+        [("base", base), ("before", before), ("between", between), ("clone", clone)]
+    {
+        let volumes = rig.engine.volumes();
+        let id = volumes.iter().find(|volume| volume.name == name).unwrap().id;
+        let attached = rig.attach(id);
+        assert!(rig.read(&attached, 0, 40 << 20) == content, "{name}");
+    }
+    rig.check();
 }
 
 /// Sets feature words of every copy of the superblock.

@@ -225,12 +225,7 @@ impl Run<'_> {
 
     fn compare(&mut self, rig: &mut Rig, allowed: &RangeInclusive<usize>) -> Result<(), String> {
         let states = &self.recording.states[allowed.clone()];
-        let mut held = State::new();
-        for info in rig.engine().volumes() {
-            let len = usize::try_from(info.size).unwrap_or(usize::MAX);
-            let data = rig.read(info.id, 0, len).map_err(|error| error.to_string())?;
-            held.insert(info.name, data);
-        }
+        let held = contents(rig)?;
         let same_shape = |state: &&State| {
             state.len() == held.len()
                 && state.iter().all(|(n, d)| held.get(n).is_some_and(|h| h.len() == d.len()))
@@ -250,10 +245,24 @@ impl Run<'_> {
             self.counts.checks += (data.len() / self.unit) as u64;
         }
         rig.check()?;
+        if rig.engine().fold_status().folded > 0 && contents(rig)? != held {
+            return Err("folds after the opening have changed a volume".to_owned());
+        }
         rig.media.inspect()?;
         self.counts.recoveries += 1;
         Ok(())
     }
+}
+
+/// The volumes of a pool.
+fn contents(rig: &mut Rig) -> Result<State, String> {
+    let mut held = State::new();
+    for info in rig.engine().volumes() {
+        let len = usize::try_from(info.size).unwrap_or(usize::MAX);
+        let data = rig.read(info.id, 0, len).map_err(|error| error.to_string())?;
+        held.insert(info.name, data);
+    }
+    Ok(held)
 }
 
 /// The choices of surviving writes: nothing, all, each write alone, whole and torn, the last one

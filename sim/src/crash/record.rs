@@ -79,14 +79,16 @@ struct Recorder {
     state: State,
     random: fastrand::Rng,
     recording: Recording,
+    /// Folds up to the last step that was to fold.
+    folded: u64,
 }
 
 /// Runs a script.
 pub fn record(script: &Script, seed: u64) -> Result<Recording, String> {
     let sizes: Vec<usize> = script.devices.iter().map(|extents| extents * EXTENT).collect();
     let text = |error: &dyn std::fmt::Display| format!("{}: {error}", script.name);
-    let media =
-        Media::create(64 << 10, &sizes, Some(EXTENT as u64)).map_err(|error| text(&error))?;
+    let media = Media::create_with(64 << 10, &sizes, Some(EXTENT as u64), script.composite)
+        .map_err(|error| text(&error))?;
     let ring = ring(None);
     let how = options(&media, 1, 1, &ring);
     let mut rig = Rig::open_with(media, how).map_err(|(error, _)| text(&error))?;
@@ -101,7 +103,7 @@ pub fn record(script: &Script, seed: u64) -> Result<Recording, String> {
         durable: vec![0],
     };
     let (ids, state, random) = (BTreeMap::new(), State::new(), fastrand::Rng::with_seed(seed));
-    let mut recorder = Recorder { rig, ids, state, random, recording };
+    let mut recorder = Recorder { rig, ids, state, random, recording, folded: 0 };
     for step in script.steps {
         recorder.step(*step).map_err(|error| text(&error))?;
     }
@@ -125,7 +127,12 @@ impl Recorder {
         // A change of structure is durable on answer, and all that was answered before it.
         let durable = !matches!(
             step,
-            Do::Write(..) | Do::Fua(..) | Do::Discard(..) | Do::Zeroes(..) | Do::FlushEach(..)
+            Do::Write(..)
+                | Do::Fua(..)
+                | Do::Discard(..)
+                | Do::Zeroes(..)
+                | Do::FlushEach(..)
+                | Do::Fold
         );
         let events = self.rig.media.journal.as_ref().map_or(0, |journal| journal.events.len());
         let before = self.recording.durable.last().copied().unwrap_or(0);
@@ -156,6 +163,12 @@ impl Recorder {
             Do::Flush(name) => {
                 let id = self.id(name)?;
                 self.rig.flush(id).map_err(|error| error.to_string())
+            }
+            Do::Fold => {
+                self.rig.check()?;
+                let folded = self.rig.engine().fold_status().folded;
+                let before = std::mem::replace(&mut self.folded, folded);
+                if folded > before { Ok(()) } else { Err("nothing was folded".to_owned()) }
             }
             _ => self.structure(step),
         }

@@ -34,6 +34,8 @@ pub enum Do {
     Delete(&'static str),
     /// The map is written out.
     Checkpoint,
+    /// Time passes, and some composite entry is folded.
+    Fold,
     /// This many first writes of a sub-block in a row, each with a flush.
     FlushEach(&'static str, usize),
 }
@@ -45,13 +47,15 @@ pub struct Script {
     pub name: &'static str,
     /// Extents of each device.
     pub devices: &'static [usize],
+    /// The pool has composite entries.
+    pub composite: bool,
     /// The steps, which are interrupted anywhere.
     pub steps: &'static [Do],
 }
 
 use Do::{
-    Checkpoint, CloneOf, Create, Delete, Discard, Flush, FlushEach, Fua, Group, LargeClone, Resize,
-    Rollback, Snapshot, Write, Zeroes,
+    Checkpoint, CloneOf, Create, Delete, Discard, Flush, FlushEach, Fold, Fua, Group, LargeClone,
+    Resize, Rollback, Snapshot, Write, Zeroes,
 };
 
 const ONE: &[usize] = &[30];
@@ -60,7 +64,11 @@ const TWO: &[usize] = &[22, 14];
 const FULL: &[usize] = &[26];
 
 const fn script(name: &'static str, devices: &'static [usize], steps: &'static [Do]) -> Script {
-    Script { name, devices, steps }
+    Script { name, devices, composite: false, steps }
+}
+
+const fn composite(name: &'static str, steps: &'static [Do]) -> Script {
+    Script { name, devices: ONE, composite: true, steps }
 }
 
 /// All of them.
@@ -306,6 +314,67 @@ pub const SCRIPTS: &[Script] = &[
             Create("b", 640),
             Write("b", 0, 640),
             Flush("b"),
+        ],
+    ),
+    composite(
+        "redirect",
+        &[
+            Create("a", 400),
+            Write("a", 0, 300),
+            Snapshot("a", "s"),
+            Write("a", 3, 8),
+            Fua("a", 160, 16),
+            Write("a", 162, 4),
+            Checkpoint,
+            Write("a", 8, 24),
+            Snapshot("a", "t"),
+            Write("a", 64, 8),
+            Discard("a", 0, 20),
+            Discard("a", 128, 128),
+            Flush("a"),
+            Rollback("a", "s"),
+        ],
+    ),
+    // Two extents, down.
+    composite(
+        "fold-down",
+        &[
+            Create("a", 256),
+            Write("a", 0, 256),
+            Snapshot("a", "s"),
+            Write("a", 120, 20),
+            Delete("s"),
+            Fold,
+        ],
+    ),
+    // The overlay has 13 sub-blocks of 16.
+    composite(
+        "fold-up",
+        &[
+            Create("a", 128),
+            Write("a", 0, 128),
+            Snapshot("a", "s"),
+            Write("a", 0, 104),
+            Flush("a"),
+            Fold,
+        ],
+    ),
+    composite(
+        "fold-between-checkpoints",
+        &[
+            Create("a", 128),
+            Write("a", 0, 128),
+            Snapshot("a", "s"),
+            Write("a", 0, 16),
+            Snapshot("a", "t"),
+            Write("a", 16, 8),
+            Checkpoint,
+            Discard("a", 0, 8),
+            Delete("s"),
+            Delete("t"),
+            Fold,
+            Write("a", 8, 8),
+            Checkpoint,
         ],
     ),
 ];

@@ -38,6 +38,16 @@ impl Media {
         sizes: &[usize],
         wal_size: Option<u64>,
     ) -> Result<Self, MapperError> {
+        Self::create_with(extent_size, sizes, wal_size, false)
+    }
+
+    /// The same; `composite`: the first write of a shared extent lays an extent over it.
+    pub fn create_with(
+        extent_size: u32,
+        sizes: &[usize],
+        wal_size: Option<u64>,
+        composite: bool,
+    ) -> Result<Self, MapperError> {
         let devices = sizes.iter().map(|&s| vec![UNWRITTEN; s]).collect();
         let mut media = Self { devices, journal: None };
         let mut creating = Creating::new(&CreateOptions {
@@ -47,7 +57,7 @@ impl Media {
             wal_size,
             reserve_size: None,
             node: 0,
-            composite: false,
+            composite,
         })?;
         while let Some(mut command) = creating.poll() {
             media.run(&mut command);

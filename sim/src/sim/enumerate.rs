@@ -80,7 +80,26 @@ pub fn short_profile(seed: u64) -> Profile {
     profile.metadata_write_error = 0.0;
     profile.flush_error = 0.0;
     profile.silent = 0.0;
+    if random.u8(..3) == 0 {
+        share(&mut profile, &mut random);
+    }
     profile
+}
+
+/// A volume whose snapshots come and go while a few of its extents are written and discarded: first
+/// writes come to lie over shared extents, and folds make them plain again.
+fn share(profile: &mut Profile, random: &mut fastrand::Rng) {
+    profile.bend_to_folds(random);
+    profile.devices = vec![24];
+    profile.max_volumes = 1;
+    profile.operations = random.u32(25..=40);
+    profile.depth = 2;
+    profile.size_bits = 4;
+    profile.control = 0.2;
+    profile.controls = [2, 15, 0, 30, 3, 3, 5, 5, 0, 0, 0];
+    profile.mix = [2, 40, 5, 1, 3];
+    profile.crash = 0.0;
+    profile.commit_interval_ns = 100_000;
 }
 
 /// Enumerates the crashes of one seeded trace, however long it takes.

@@ -1,5 +1,5 @@
-//! Pools with composite entries. The mapper makes none yet: a restore does, from a dump in which
-//! plain entries were changed to composite ones of the same content.
+//! Pools with composite entries. A restore makes most of them, from a dump in which plain entries
+//! were changed to composite ones of the same content.
 
 use std::ops::Range;
 

@@ -297,7 +297,7 @@ fn golden(text: &str) -> Media {
 fn golden_images() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mapper/tests/golden");
     let (mut volumes, mut snapshots) = (0, 0);
-    for name in ["new", "clean", "dirty", "devices", "devices-dirty", "full"] {
+    for name in ["new", "clean", "dirty", "devices", "devices-dirty", "full", "composite"] {
         let read = |kind: &str| fs::read_to_string(folder.join(format!("{name}.{kind}"))).unwrap();
         let (media, answers) = (golden(&read("image")), read("answers"));
         let place = Place::new(&format!("golden-{name}"), media.devices.len());
@@ -330,5 +330,5 @@ fn golden_images() {
         assert_eq!(printed, list.lines().count(), "{name}: {list}");
         volumes += printed;
     }
-    assert!(volumes >= 25 && snapshots >= 12, "{volumes} volumes, {snapshots} snapshots");
+    assert!(volumes >= 29 && snapshots >= 14, "{volumes} volumes, {snapshots} snapshots");
 }
