@@ -59,7 +59,8 @@ impl Peer {
         match self {
             Self::Nbd(kind) => {
                 let file = Disk::Plain.path();
-                let image = Image { folder, file, size: VOLUME, medium: Medium::Disk };
+                let image =
+                    Image { folder, file, size: VOLUME, snapshots: 0, medium: Medium::Disk };
                 let server = Server::start(kind, &image, &PathBuf::new())?;
                 let uri = server.uri.clone();
                 let volume = Volume::Export { client: Client::connect(&uri)?, uri };

@@ -264,6 +264,7 @@ impl Rig {
         let disk = medium == Medium::Disk;
         let place = if disk { &folders.disk } else { &folders.memory }.path();
         let image = Image {
+            snapshots: 0,
             folder: folders.memory.path().join(format!("{name}-{medium:?}")),
             file: place.join(format!("{name}.image")),
             size: bench.volume * TENANTS as u64,

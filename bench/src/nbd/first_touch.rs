@@ -143,7 +143,7 @@ fn qcow2_once(jobs: &Jobs, place: &Place<'_>, kind: Kind, seed: u64) -> Result<S
 
 fn image(place: &Place<'_>) -> Image {
     let (folder, file) = (place.folder.to_owned(), place.file.clone());
-    Image { folder, file, size: place.size, medium: Medium::Disk }
+    Image { folder, file, size: place.size, snapshots: 0, medium: Medium::Disk }
 }
 
 /// Makes the file look like a new one, without giving up any of its space: both ends are zeroes,

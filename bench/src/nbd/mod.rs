@@ -135,6 +135,7 @@ impl Bench {
         let disk = medium == Medium::Disk;
         let place = if disk { &folders.disk } else { &folders.memory }.path();
         let image = Image {
+            snapshots: 0,
             folder: folders.memory.path().join(name),
             file: place.join(format!("{name}.image")),
             size: self.size,

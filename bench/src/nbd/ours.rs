@@ -61,8 +61,8 @@ pub(crate) fn add_volume(image: &Image, blockd: &Path, name: &str, size: u64) ->
 }
 
 /// Takes a snapshot of the volume.
-pub(super) fn snapshot(image: &Image, blockd: &Path) -> Result<()> {
-    ask(image, blockd, &["snapshot", &format!("{VOLUME}=kept")]).map(|_| ())
+pub(super) fn snapshot(image: &Image, blockd: &Path, number: u64) -> Result<()> {
+    ask(image, blockd, &["snapshot", &format!("{VOLUME}=kept{number}")]).map(|_| ())
 }
 
 fn ask(image: &Image, blockd: &Path, arguments: &[&str]) -> Result<String> {
@@ -84,7 +84,7 @@ fn control(image: &Image) -> PathBuf {
 
 fn configuration(image: &Image) -> String {
     let folder = image.folder.display();
-    let size = pool_bytes(image.size);
+    let size = pool_bytes(image.size) + image.snapshots;
     let file = image.file.display();
     let device = match image.medium {
         Medium::Memory => "kind = \"memory\"\n".to_owned(),

@@ -85,6 +85,8 @@ pub struct Image {
     pub file: PathBuf,
     /// Bytes of the export.
     pub size: u64,
+    /// Bytes that blockd's pool has for snapshots.
+    pub snapshots: u64,
     /// The medium of blockd's pool; the names of the other servers include theirs.
     pub medium: Medium,
 }
@@ -248,7 +250,7 @@ fn make(kind: Kind, image: &Image) -> Result<()> {
 /// The first bytes of an empty qcow2 image: all of it.
 pub(super) fn qcow2_header(kind: Kind, folder: &Path, size: u64) -> Result<Vec<u8>> {
     let (folder, file) = (folder.to_owned(), folder.join("empty.qcow2"));
-    let image = Image { folder, file, size, medium: Medium::Disk };
+    let image = Image { folder, file, size, snapshots: 0, medium: Medium::Disk };
     make(kind, &image)?;
     let bytes = fs::read(&image.file)?;
     fs::remove_file(&image.file)?;
