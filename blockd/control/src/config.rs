@@ -65,6 +65,8 @@ pub struct SpaceConfig {
     pub marks: Option<Marks>,
     /// Most bytes that a volume is granted at a time.
     pub quantum: u64,
+    /// Bytes a second that folds of composite entries may copy; 0: nothing is folded.
+    pub fold_rate: u64,
     /// Most bytes of all volumes together, in hundredths of the pool's size; `None`: no limit.
     pub overprovision_percent: Option<u64>,
     /// Bytes up to which its first file is made longer when it is low; 0 for not at all.
@@ -82,6 +84,7 @@ impl Default for SpaceConfig {
         Self {
             marks: Some(Marks::default()),
             quantum: 16 << 20,
+            fold_rate: 64 << 20,
             overprovision_percent: None,
             grow_limit: 0,
             grow_step: 0,

@@ -183,6 +183,7 @@ pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         taken_from: None,
         marks: config.space.marks,
         quantum: config.space.quantum,
+        fold_rate: config.space.fold_rate,
     }
 }
 

@@ -144,6 +144,8 @@ pub enum Policy {
     Marks(Option<Marks>),
     /// Bytes that a volume is granted at a time.
     Quantum(u64),
+    /// Bytes a second that folds may copy; 0: nothing is folded.
+    FoldRate(u64),
     /// Bytes free below it, where its devices don't have all of theirs.
     FreeBelow(Option<u64>),
     /// More space was added, this many nanoseconds after it was requested.

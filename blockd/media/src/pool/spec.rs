@@ -45,6 +45,8 @@ pub struct PoolSpec {
     pub marks: Option<Marks>,
     /// Most bytes that a volume is granted at a time.
     pub quantum: u64,
+    /// Bytes a second that folds may copy; 0: nothing is folded.
+    pub fold_rate: u64,
     /// Records of the delta ring for each worker. Half full begins a commit.
     pub ring_records: u64,
     /// This host's number, which is written into the pool; 0 where it is not known.
@@ -70,6 +72,7 @@ impl PoolSpec {
             commit_interval: Duration::from_secs(1),
             marks: Some(Marks::default()),
             quantum: 64 * u64::from(DEFAULT_EXTENT_SIZE),
+            fold_rate: 64 << 20,
             ring_records: 1 << 13,
             node: 0,
             taken_from: None,
