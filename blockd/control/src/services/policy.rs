@@ -125,6 +125,10 @@ mod tests {
         // Each thread handles its messages in order.
         rig.control.pool("default").unwrap().own_space().await.unwrap();
         assert_eq!((granted("default"), granted("other")), (1 << 20, 16 << 20));
+        for (name, rate) in [("default", 1 << 20), ("unnamed", 1 << 20), ("other", 64 << 20)] {
+            let folds = rig.control.pool(name).unwrap().folds(false).await.unwrap();
+            assert_eq!(folds.rate, rate, "{name}");
+        }
     }
 
     #[tokio::test]
