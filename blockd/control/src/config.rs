@@ -29,6 +29,8 @@ pub struct PoolConfig {
     pub volatile: bool,
     /// Bytes of an extent.
     pub extent_size: u32,
+    /// Whether its entries may be composite. Like the size of an extent, fixed when it is made.
+    pub composite: bool,
     /// How long to wait for the IO of a previous owner to end.
     pub lock_wait: Duration,
     /// How long other hosts are watched and waited for, where several may reach the storage.

@@ -31,6 +31,8 @@ pub struct PoolSpec {
     pub spares: Vec<DeviceSpec>,
     /// Bytes of an extent, when it is made.
     pub extent_size: u32,
+    /// Whether its entries may be composite, when it is made.
+    pub composite: bool,
     /// Where the delta ring is kept: a directory in memory that outlives the process.
     pub ring_dir: PathBuf,
     /// Open it although answered writes that were not flushed may be lost.
@@ -65,6 +67,7 @@ impl PoolSpec {
             devices: vec![device],
             spares: Vec::new(),
             extent_size: DEFAULT_EXTENT_SIZE,
+            composite: true,
             ring_dir,
             accept_loss: false,
             lock_wait: Duration::from_secs(300),

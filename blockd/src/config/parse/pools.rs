@@ -85,6 +85,7 @@ impl Source<'_> {
             region,
             volatile: pool.volatile,
             extent_size: u32::try_from(extent_size).unwrap_or(u32::MAX),
+            composite: pool.composite,
             lock_wait: self.duration(&key("lock_wait"), &pool.lock_wait, 0, 3600)?,
             claim_wait: self.duration(&key("claim_wait"), &pool.claim_wait, 2, 60)?,
             accept_loss: pool.accept_loss,
