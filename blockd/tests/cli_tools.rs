@@ -343,9 +343,14 @@ fn a_pool_is_made_older_only_where_that_loses_nothing() {
     assert_eq!(to("old").0, 3);
     daemon.start_again();
     assert!(daemon.terminate().success());
-    let printed = daemon.ok(&["pool", "downgrade", "--to", &own, path]);
+    let (code, error) = daemon.failure(&["pool", "downgrade", "--to", &own, path]);
+    assert!(code != 0 && error.contains("uses features 0x1, which 1.0 doesn't know"), "{error}");
+    let mut plain = Daemon::start_with("64M", "composite = false");
+    assert!(plain.terminate().success());
+    let of_plain = plain.dir.join("default.pool").display().to_string();
+    let printed = daemon.ok(&["pool", "downgrade", "--to", &own, &of_plain]);
     assert_eq!(printed, format!("the pool is of version {own} already\n"));
-    let (code, error) = daemon.failure(&["pool", "downgrade", "--to", "0.0", path]);
+    let (code, error) = daemon.failure(&["pool", "downgrade", "--to", "0.0", &of_plain]);
     assert!(code == 3 && error.contains("this build writes"), "{code} {error}");
 }
 

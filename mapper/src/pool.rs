@@ -326,6 +326,12 @@ impl Pool {
         if self.composite { 2 } else { 1 }
     }
 
+    /// Whether entries may be composite.
+    #[must_use]
+    pub fn has_composite(&self) -> bool {
+        self.composite
+    }
+
     /// Pages that a leaf may take: with composite entries it has an under page.
     pub(crate) const fn leaf_pages(&self) -> u64 {
         if self.composite { 2 } else { 1 }

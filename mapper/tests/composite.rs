@@ -322,6 +322,13 @@ fn without_a_rate_nothing_is_folded() {
     rig.write(&volume, 0, &[2; BLOCK]).unwrap();
     rig.control(Control::Delete { volume: snapshot }).unwrap();
     rig.check();
-    assert_eq!((rig.mapped(id), rig.engine.fold_status().composite), (2, 1));
+    let status = rig.engine.fold_status();
+    assert_eq!((rig.mapped(id), status.composite, status.settled), (2, 1, false));
+    assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 2)]));
+    rig.engine.set_fold_rate(64 << 20);
+    rig.now += 1_000_000_000;
+    rig.settle();
+    let status = rig.engine.fold_status();
+    assert_eq!((rig.mapped(id), status.composite, status.settled), (1, 0, true));
     assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 2)]));
 }

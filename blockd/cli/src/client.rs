@@ -52,6 +52,7 @@ calls! {
     resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse;
     configure_volume: ConfigureVolumeRequest -> ConfigureVolumeResponse;
     grow_pool: GrowPoolRequest -> GrowPoolResponse;
+    fold_pool: FoldPoolRequest -> FoldPoolResponse;
     create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse;
     clone_volume: CloneVolumeRequest -> CloneVolumeResponse;
     rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;

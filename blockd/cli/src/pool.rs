@@ -1,6 +1,7 @@
 //! `blockd pool`.
 
 mod create;
+mod fold;
 mod map;
 
 use blockd_api::v1::{self, GetPoolRequest, ListPoolsRequest, PoolState};
@@ -14,6 +15,7 @@ use super::output::terminal::Tone;
 use super::{Context, amount, answers, node, pool_tools};
 
 pub(crate) use create::{Create, Open};
+pub(crate) use fold::Fold;
 pub(crate) use map::Map;
 
 /// List, show, draw, make, check and repair pools
@@ -28,6 +30,7 @@ pub(crate) enum Pool {
     Create(Create),
     Open(Open),
     Grow(Grow),
+    Fold(Fold),
     Check(pool_tools::Check),
     Dump(pool_tools::Dump),
     Restore(pool_tools::Restore),
@@ -73,6 +76,7 @@ impl Pool {
             Self::Create(create) => create.run(context).await,
             Self::Open(open) => open.run(context).await,
             Self::Grow(grow) => grow.run(context).await,
+            Self::Fold(fold) => fold.run(context).await,
             Self::Check(check) => check.run(context),
             Self::Dump(dump) => dump.run(context),
             Self::Restore(restore) => restore.run(context),
@@ -187,6 +191,10 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
     if pool.releasing_count > 0 {
         let (left, count) = (size(pool.releasing_bytes), pool.releasing_count);
         rows.push(("to let go", format!("{left} of {count} volume(s) that are gone")));
+    }
+    if let Some(folds) = &pool.folds {
+        rows.push(("composite", fold::composite(folds)));
+        rows.extend((folds.enabled).then(|| ("folds", fold::folds(folds, &context.output))));
     }
     rows.extend(pool.node_objects.iter().map(|one| node::object_row(one, context)));
     for device in &pool.devices {

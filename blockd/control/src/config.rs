@@ -29,6 +29,8 @@ pub struct PoolConfig {
     pub volatile: bool,
     /// Bytes of an extent.
     pub extent_size: u32,
+    /// Whether its entries may be composite. Like the size of an extent, fixed when it is made.
+    pub composite: bool,
     /// How long to wait for the IO of a previous owner to end.
     pub lock_wait: Duration,
     /// How long other hosts are watched and waited for, where several may reach the storage.
@@ -65,6 +67,8 @@ pub struct SpaceConfig {
     pub marks: Option<Marks>,
     /// Most bytes that a volume is granted at a time.
     pub quantum: u64,
+    /// Bytes a second that folds of composite entries may copy; 0: nothing is folded.
+    pub fold_rate: u64,
     /// Most bytes of all volumes together, in hundredths of the pool's size; `None`: no limit.
     pub overprovision_percent: Option<u64>,
     /// Bytes up to which its first file is made longer when it is low; 0 for not at all.
@@ -82,6 +86,7 @@ impl Default for SpaceConfig {
         Self {
             marks: Some(Marks::default()),
             quantum: 16 << 20,
+            fold_rate: 64 << 20,
             overprovision_percent: None,
             grow_limit: 0,
             grow_step: 0,

@@ -33,6 +33,7 @@ impl Source<'_> {
             ("preallocate", pool.preallocate != usual.preallocate),
             ("volatile", pool.volatile != usual.volatile),
             ("extent_size", pool.extent_size != usual.extent_size),
+            ("composite", pool.composite != usual.composite),
             ("atomicity", pool.atomicity != usual.atomicity),
             ("space", pool.space != usual.space),
             ("extend", pool.extend != usual.extend),

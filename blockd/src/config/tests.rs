@@ -308,6 +308,11 @@ fn each_wrong_space_policy_is_refused_with_file_line_key_value_and_what_is_allow
         ("quantum = 0", "5: pool.space.quantum is 0: must be a size from 64K to 64G".into()),
         ("quantum = \"65G\"", "5: pool.space.quantum is 65G: must be a size from 64K".into()),
         ("quantum = -1", "5: pool.space.quantum is -1: must be a size from 64K to 64G".into()),
+        ("fold_rate = \"65G\"", "5: pool.space.fold_rate is 65G: must be a size from 0 to".into()),
+        (
+            "fold_rate = \"1023K\"",
+            "5: pool.space.fold_rate is 1023K: must be 0 for no folds".into(),
+        ),
         (
             "overprovision_ratio = \"0.99\"",
             "5: pool.space.overprovision_ratio is 0.99: must be a ratio from 1.0 to 1000".into(),
@@ -342,7 +347,7 @@ fn each_wrong_space_policy_is_refused_with_file_line_key_value_and_what_is_allow
 #[test]
 fn a_space_policy_has_all_its_settings_in_one_place() {
     let text = "[[pool]]\nname = \"a\"\npath = \"/a\"\n[pool.extend]\nsocket = \"/run/s\"\n\
-                [pool.space]\nlow = \"10%\"\nvery_low = \"2%\"\nquantum = \"32M\"\n\
+                [pool.space]\nlow = \"10%\"\nvery_low = \"2%\"\nquantum = \"32M\"\nfold_rate = 0\n\
                 overprovision_ratio = \"1.5\"\ngrow_limit = \"1T\"\ngrow_step = \"1G\"\n\
                 hook = \"/bin/sh\"\nhook_timeout = \"90s\"";
     let pool = parse(text).unwrap().pools.remove(0);
@@ -350,6 +355,7 @@ fn a_space_policy_has_all_its_settings_in_one_place() {
     let expected = SpaceConfig {
         marks: Some(Marks { low: Mark::Percent(10), very_low: Mark::Percent(2) }),
         quantum: 32 << 20,
+        fold_rate: 0,
         overprovision_percent: Some(150),
         grow_limit: 1 << 40,
         grow_step: 1 << 30,

@@ -203,6 +203,13 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
     set("blockd_pool_snapshots", snapshots as u64);
     set("blockd_pool_releasing_volumes", space.releasing_volumes);
     set("blockd_pool_releasing_bytes", space.releasing);
+    if let Ok(folds) = pool.folds(false).await {
+        set("blockd_pool_composite_extents", folds.composite);
+        set("blockd_pool_folds_running", folds.running);
+        set("blockd_pool_folded", folds.folded);
+        set("blockd_pool_fold_bytes", folds.bytes);
+        set("blockd_pool_folds_abandoned", folds.abandoned);
+    }
     let now = &space.now;
     set("blockd_pool_space_state", now.state as u64);
     set("blockd_pool_low_bytes", now.low);

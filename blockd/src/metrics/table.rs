@@ -103,6 +103,21 @@ pub const METRICS: &[Metric] = &[
         "Bytes of these that are still to be reclaimed",
     ),
     metric(
+        "blockd_pool_composite_extents",
+        Gauge,
+        POOL,
+        "Composite entries of volumes and snapshots: places with two extents",
+    ),
+    metric("blockd_pool_folds_running", Gauge, POOL, "Folds in progress"),
+    metric("blockd_pool_folded", Counter, POOL, "Composite entries that folds have made plain"),
+    metric("blockd_pool_fold_bytes", Counter, POOL, "Bytes copied by folds"),
+    metric(
+        "blockd_pool_folds_abandoned",
+        Counter,
+        POOL,
+        "Folds that ended without a change, and are tried again later",
+    ),
+    metric(
         "blockd_pool_space_state",
         Gauge,
         POOL,

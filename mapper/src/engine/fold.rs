@@ -45,6 +45,10 @@ pub struct FoldStatus {
     pub abandoned: u64,
     /// Whether all entries have been examined since something changed.
     pub settled: bool,
+    /// Whether entries of the pool may be composite.
+    pub is_enabled: bool,
+    /// Bytes a second that folds may copy; 0: nothing is folded.
+    pub rate: u64,
 }
 
 /// The folds of a pool, and the walk that looks for entries to be folded.
@@ -59,6 +63,8 @@ pub(crate) struct Folds {
     /// Bytes that may be copied by now; below 0 after a fold took more.
     allowance: i64,
     refilled_ns: u64,
+    /// Bytes a second that may be copied; 0: nothing is folded.
+    rate: u64,
     status: FoldStatus,
 }
 
@@ -107,6 +113,10 @@ impl Fold {
 }
 
 impl Folds {
+    pub(crate) fn new(rate: u64) -> Self {
+        Self { rate, ..Self::default() }
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.walk.is_none() && self.again_ns.is_none()
     }
@@ -132,14 +142,36 @@ impl Engine {
     pub fn fold_status(&self) -> FoldStatus {
         let volumes = self.pool.volumes.read();
         let composite = volumes.values().map(|v| v.composites.load(Ordering::Relaxed)).sum();
-        let running = self.folds.running.len() as u64;
-        FoldStatus { composite, running, settled: self.folds.is_idle(), ..self.folds.status }
+        FoldStatus {
+            composite,
+            running: self.folds.running.len() as u64,
+            settled: self.folds.is_idle() && !self.pool.fold_wanted.load(Ordering::Acquire),
+            is_enabled: self.pool.composite,
+            rate: self.folds.rate,
+            ..self.folds.status
+        }
+    }
+
+    /// Looks for entries to be folded now, and not only when something has changed.
+    pub fn fold_now(&mut self) {
+        self.pool.fold_wanted.store(true, Ordering::Release);
+        self.pool.want_engine();
+    }
+
+    /// Sets the bytes a second that folds may copy from now on. With 0 no more folds begin, and
+    /// those that have begun end.
+    pub fn set_fold_rate(&mut self, rate: u64) {
+        if rate == self.folds.rate {
+            return;
+        }
+        self.folds.rate = rate;
+        self.fold_now();
     }
 
     /// When folds go on at the latest, if they wait for the time.
     pub(super) fn fold_deadline(&self) -> Option<u64> {
         let folds = &self.folds;
-        let rate = self.pool.tuning.fold_rate;
+        let rate = folds.rate;
         if rate == 0 || self.closing {
             return None;
         }
@@ -152,11 +184,12 @@ impl Engine {
     }
 
     pub(super) fn step_folds(&mut self) {
-        if !self.pool.composite || self.pool.read_only || self.pool.tuning.fold_rate == 0 {
+        if !self.pool.composite || self.pool.read_only {
             return;
         }
-        let wanted = self.pool.fold_wanted.swap(false, Ordering::AcqRel);
-        if wanted || self.folds.again_ns.is_some_and(|at| at <= self.now_ns) {
+        let is_off = self.folds.rate == 0;
+        let is_time = self.folds.again_ns.is_some_and(|at| at <= self.now_ns);
+        if !is_off && (self.pool.fold_wanted.swap(false, Ordering::AcqRel) || is_time) {
             self.folds.begin_walk();
         }
         self.refill_allowance();
@@ -169,12 +202,16 @@ impl Engine {
                 at += 1;
             }
         }
+        if is_off {
+            self.folds.walk = None;
+            self.folds.again_ns = None;
+        }
         self.look_for_folds();
     }
 
     fn refill_allowance(&mut self) {
         let folds = &mut self.folds;
-        let rate = self.pool.tuning.fold_rate;
+        let rate = folds.rate;
         let passed = self.now_ns.saturating_sub(folds.refilled_ns);
         let more = u128::from(passed) * u128::from(rate) / 1_000_000_000;
         if more > 0 {

@@ -158,7 +158,7 @@ impl Engine {
             new_tree_pages: 0,
             recovered: Vec::new(),
             space: SpacePolicy::new(pool.tuning.marks),
-            folds: fold::Folds::default(),
+            folds: fold::Folds::new(pool.tuning.fold_rate),
             closing: false,
             closed: false,
             opened: false,

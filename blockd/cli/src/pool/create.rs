@@ -44,6 +44,13 @@ pub(crate) struct Create {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub extent_size: Option<String>,
 
+    /// Copy a shared extent at its first write, instead of laying another over it
+    ///
+    /// By default the first write after a snapshot copies nothing, and the volume may take two
+    /// extents at a place until a fold makes one of them (see `blockd pool fold`).
+    #[arg(long)]
+    pub no_composite: bool,
+
     /// Take the file's space from its file system at once
     #[arg(long)]
     pub preallocate: bool,
@@ -137,6 +144,7 @@ impl Create {
             buffered: self.buffered,
             volatile: self.volatile,
             replace_missing: self.replace_missing,
+            no_composite: self.no_composite,
             ..Default::default()
         };
         let answer = context.client().await?.create_pool(request).await?;

@@ -69,10 +69,15 @@ impl Steps {
         Self(bar)
     }
 
-    /// Shows that `done` of `of` steps are done; `pages` is the progress within one.
-    pub(crate) fn at(&self, done: u64, of: u64, pages: u64) {
+    /// Shows that `done` of `of` steps are done.
+    pub(crate) fn so_far(&self, done: u64, of: u64) {
         self.0.set_length(of);
         self.0.set_position(done);
+    }
+
+    /// The same; `pages` is the progress within one.
+    pub(crate) fn at(&self, done: u64, of: u64, pages: u64) {
+        self.so_far(done, of);
         self.0.set_message(format!("{pages} pages"));
     }
 

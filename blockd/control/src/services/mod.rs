@@ -13,6 +13,7 @@ mod errors;
 mod events;
 mod exports;
 mod extend;
+mod folds;
 mod health;
 mod keeper;
 mod kinds;

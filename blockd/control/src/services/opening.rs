@@ -24,6 +24,9 @@ pub(super) struct Remembered {
     path: PathBuf,
     size: u64,
     extent_size: u32,
+    /// Older versions wrote no such field.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    composite: bool,
     preallocate: bool,
     direct: bool,
     /// Older versions wrote no such field.
@@ -39,6 +42,16 @@ pub(super) struct RememberedPmem {
     power_safe: bool,
     whole_blocks: bool,
     erase: bool,
+}
+
+/// The default of pools that are made.
+const fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_true(value: &bool) -> bool {
+    *value
 }
 
 /// A pool made at run time, as it is opened.
@@ -59,6 +72,7 @@ pub(super) fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
         region: None,
         volatile: one.volatile,
         extent_size: one.extent_size,
+        composite: one.composite,
         accept_loss: false,
         extend_socket: None,
         ..template.clone()
@@ -78,6 +92,7 @@ fn same_pool(existing: &PoolConfig, asked: &PoolConfig) -> Result<(), Error> {
         ("path", paths(existing), paths(asked)),
         ("size in bytes", size(existing), size(asked)),
         ("extent size", existing.extent_size.to_string(), asked.extent_size.to_string()),
+        ("composite", existing.composite.to_string(), asked.composite.to_string()),
     ];
     for (field, existing, wanted) in rows {
         if existing != wanted {
@@ -183,7 +198,11 @@ impl Control {
         let _name = self.0.making_pools.lock(&config.name).await;
         let existing = self.0.pools.read().get(&config.name).cloned();
         let is_known = existing.is_some();
-        if let Some(existing) = existing {
+        if let Some(mut existing) = existing {
+            // One from before there were composite entries has none, whatever its configuration.
+            if existing.state.as_ref().is_ok_and(|pool| !pool.mapper().has_composite()) {
+                existing.config.composite &= config.composite;
+            }
             same_pool(&existing.config, &config)?;
             if existing.state.is_ok() {
                 return Ok(false);
@@ -329,6 +348,7 @@ impl Control {
                     SizeWish::Existing | SizeWish::OfFree(_) => 0,
                 },
                 extent_size: config.extent_size,
+                composite: config.composite,
                 preallocate: device.preallocate,
                 direct: device.direct,
                 volatile: config.volatile,

@@ -53,7 +53,8 @@ impl Control {
 }
 
 fn apply(handle: &PoolHandle, space: &SpaceConfig) {
-    for policy in [Policy::Marks(space.marks), Policy::Quantum(space.quantum)] {
+    let SpaceConfig { marks, quantum, fold_rate, .. } = *space;
+    for policy in [Policy::Marks(marks), Policy::Quantum(quantum), Policy::FoldRate(fold_rate)] {
         if let Err(error) = handle.set_policy(policy) {
             tracing::warn!(pool = handle.name(), %error, "its space policy was not taken up");
         }
@@ -105,7 +106,8 @@ mod tests {
             rig.control.open_pool(&memory_pool(name)).await.unwrap();
         }
         let marks = Some(Marks { low: Mark::Percent(9), very_low: Mark::Percent(3) });
-        let quantum = |quantum| SpaceConfig { quantum, marks, ..SpaceConfig::default() };
+        let fold_rate = 1 << 20;
+        let quantum = |quantum| SpaceConfig { quantum, marks, fold_rate, ..SpaceConfig::default() };
         let before = SpaceConfig::default();
         // The pools have 64 MiB.
         let wrong = [pool("default", quantum(1 << 20)), pool("other", quantum(65 << 20))];
@@ -123,6 +125,10 @@ mod tests {
         // Each thread handles its messages in order.
         rig.control.pool("default").unwrap().own_space().await.unwrap();
         assert_eq!((granted("default"), granted("other")), (1 << 20, 16 << 20));
+        for (name, rate) in [("default", 1 << 20), ("unnamed", 1 << 20), ("other", 64 << 20)] {
+            let folds = rig.control.pool(name).unwrap().folds(false).await.unwrap();
+            assert_eq!(folds.rate, rate, "{name}");
+        }
     }
 
     #[tokio::test]

@@ -173,6 +173,7 @@ pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         devices: config.devices.iter().map(device).collect(),
         spares: config.spares.iter().map(device).collect(),
         extent_size: config.extent_size,
+        composite: config.composite,
         ring_dir: blockd_media::pool::ring_dir(runtime_dir),
         accept_loss: config.accept_loss,
         lock_wait: config.lock_wait,
@@ -183,6 +184,7 @@ pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         taken_from: None,
         marks: config.space.marks,
         quantum: config.space.quantum,
+        fold_rate: config.space.fold_rate,
     }
 }
 
@@ -280,6 +282,7 @@ mod tests {
             region: None,
             volatile: false,
             extent_size: 256 << 10,
+            composite: true,
             lock_wait: Duration::from_millis(50),
             claim_wait: Duration::from_secs(2),
             accept_loss: false,

@@ -133,6 +133,11 @@ impl Calls for Control {
         .await
     }
 
+    async fn fold_pool(&self, asked: Request<v1::FoldPoolRequest>) -> Answer<v1::FoldPoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.fold_pool(&asked.name, asked.begin).await }).await
+    }
+
     async fn configure_volume(
         &self,
         asked: Request<v1::ConfigureVolumeRequest>,

@@ -112,6 +112,7 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
         region: None,
         volatile: false,
         extent_size: 64 << 10,
+        composite: true,
         lock_wait: Duration::from_millis(50),
         claim_wait: Duration::from_secs(2),
         accept_loss: false,

@@ -362,6 +362,8 @@ async fn pools_are_made_at_run_time_and_remembered() {
     let other = v1::CreatePoolRequest { size_bytes: 65 * MIB, ..asked.clone() };
     let answer = rig.client.create_pool(other).await;
     refused(answer, Code::AlreadyExists, "size in bytes", "68157440");
+    let plain = v1::CreatePoolRequest { no_composite: true, ..asked.clone() };
+    refused(rig.client.create_pool(plain).await, Code::AlreadyExists, "composite", "false");
     let taken = v1::CreatePoolRequest { name: "slow".to_owned(), ..asked.clone() };
     let error = Error::from_status(&rig.client.create_pool(taken).await.unwrap_err());
     assert!(error.to_string().ends_with("belongs to pool fast"), "{error}");

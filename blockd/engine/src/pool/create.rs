@@ -133,7 +133,7 @@ fn make_on(
         wal_size: None,
         reserve_size: None,
         node: spec.node,
-        composite: false,
+        composite: spec.composite,
     };
     let mut creating = Creating::new(&options)?;
     let served = serve(ring, devices)?;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use blockd_mapper::engine::{
-    Accounting, Control, DiffPart, DiffRequest, Figures, GROWTH_ALLOWED, Outcome, Releasing, Use,
-    UsedExtent, VolumeSummary,
+    Accounting, Control, DiffPart, DiffRequest, Figures, FoldStatus, GROWTH_ALLOWED, Outcome,
+    Releasing, Use, UsedExtent, VolumeSummary,
 };
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
@@ -128,6 +128,8 @@ pub(super) enum Ask {
     Space(oneshot::Sender<(Space, SpaceNow)>),
     Policy(Policy),
     Releasing(oneshot::Sender<Vec<Releasing>>),
+    /// Figures of folds; with `true`, entries to be folded are looked for now.
+    Folds(bool, oneshot::Sender<FoldStatus>),
     Count(Box<Count>, oneshot::Sender<Count>),
     Metadata(oneshot::Sender<Vec<UsedExtent>>),
     Diff(DiffRequest, oneshot::Sender<Result<DiffPart, PoolError>>),
@@ -144,6 +146,8 @@ pub enum Policy {
     Marks(Option<Marks>),
     /// Bytes that a volume is granted at a time.
     Quantum(u64),
+    /// Bytes a second that folds may copy; 0: nothing is folded.
+    FoldRate(u64),
     /// Bytes free below it, where its devices don't have all of theirs.
     FreeBelow(Option<u64>),
     /// More space was added, this many nanoseconds after it was requested.
@@ -426,6 +430,14 @@ impl PoolHandle {
     pub async fn releasing(&self) -> Result<Vec<Releasing>, PoolError> {
         let (send, receive) = oneshot::channel();
         self.ask(Ask::Releasing(send))?;
+        receive.await.map_err(|_| PoolError::Gone)
+    }
+
+    /// Figures of composite entries and their folds. With `begin`, entries to be folded are looked
+    /// for now. Settled means that no released extent may allow further folds, either.
+    pub async fn folds(&self, begin: bool) -> Result<FoldStatus, PoolError> {
+        let (send, receive) = oneshot::channel();
+        self.ask(Ask::Folds(begin, send))?;
         receive.await.map_err(|_| PoolError::Gone)
     }
 

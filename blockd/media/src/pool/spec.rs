@@ -31,6 +31,8 @@ pub struct PoolSpec {
     pub spares: Vec<DeviceSpec>,
     /// Bytes of an extent, when it is made.
     pub extent_size: u32,
+    /// Whether its entries may be composite, when it is made.
+    pub composite: bool,
     /// Where the delta ring is kept: a directory in memory that outlives the process.
     pub ring_dir: PathBuf,
     /// Open it although answered writes that were not flushed may be lost.
@@ -45,6 +47,8 @@ pub struct PoolSpec {
     pub marks: Option<Marks>,
     /// Most bytes that a volume is granted at a time.
     pub quantum: u64,
+    /// Bytes a second that folds may copy; 0: nothing is folded.
+    pub fold_rate: u64,
     /// Records of the delta ring for each worker. Half full begins a commit.
     pub ring_records: u64,
     /// This host's number, which is written into the pool; 0 where it is not known.
@@ -63,6 +67,7 @@ impl PoolSpec {
             devices: vec![device],
             spares: Vec::new(),
             extent_size: DEFAULT_EXTENT_SIZE,
+            composite: true,
             ring_dir,
             accept_loss: false,
             lock_wait: Duration::from_secs(300),
@@ -70,6 +75,7 @@ impl PoolSpec {
             commit_interval: Duration::from_secs(1),
             marks: Some(Marks::default()),
             quantum: 64 * u64::from(DEFAULT_EXTENT_SIZE),
+            fold_rate: 64 << 20,
             ring_records: 1 << 13,
             node: 0,
             taken_from: None,

@@ -16,6 +16,12 @@ use super::super::file::{Extend, File, Pool, Space};
 use super::values::percent_of_ratio;
 use super::{Key, Source};
 
+/// The least rate of folds, in bytes a second: with less, folding 100 GiB would take more than a
+/// day.
+const MIN_FOLD_RATE: u64 = 1 << 20;
+/// The largest: more than any storage copies in a second.
+const MAX_FOLD_RATE: u64 = 64 << 30;
+
 /// A namespace that a pool names is no other pool's, whichever region it lies in.
 pub fn note_others(pools: &mut [PoolConfig]) {
     let named: Vec<(usize, PathBuf)> = (0..)
@@ -79,6 +85,7 @@ impl Source<'_> {
             region,
             volatile: pool.volatile,
             extent_size: u32::try_from(extent_size).unwrap_or(u32::MAX),
+            composite: pool.composite,
             lock_wait: self.duration(&key("lock_wait"), &pool.lock_wait, 0, 3600)?,
             claim_wait: self.duration(&key("claim_wait"), &pool.claim_wait, 2, 60)?,
             accept_loss: pool.accept_loss,
@@ -163,7 +170,13 @@ impl Source<'_> {
             path => Some(self.program(&key("hook"), path)?),
         };
         let timeout = &space.hook_timeout;
+        let fold_rate = self.size(&key("fold_rate"), &space.fold_rate, (0, MAX_FOLD_RATE))?;
+        if (1..MIN_FOLD_RATE).contains(&fold_rate) {
+            let allowed = "0 for no folds, or a size from 1M to 64G, like \"64M\"";
+            return Err(self.refuse(&key("fold_rate"), &space.fold_rate, allowed));
+        }
         Ok(SpaceConfig {
+            fold_rate,
             marks,
             quantum: self.size(&key("quantum"), &space.quantum, (64 << 10, 64 << 30))?,
             overprovision_percent,

@@ -73,6 +73,7 @@ control! {
         create_pool: CreatePoolRequest -> CreatePoolResponse;
         open_pool: OpenPoolRequest -> OpenPoolResponse;
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
+        fold_pool: FoldPoolRequest -> FoldPoolResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
         space: SpaceRequest -> SpaceResponse;
         attach_volume: AttachVolumeRequest -> AttachVolumeResponse;

@@ -52,6 +52,7 @@ pub(super) fn known_pool(
             known.extent_size.to_string(),
             asked.extent_size.to_string(),
         ),
+        ("composite", asked.no_composite, known.composite.to_string(), false.to_string()),
         ("kind", in_memory, is_memory(was_memory), is_memory(in_memory)),
     ];
     for (field, is_stated, existing, wanted) in stated {
@@ -113,6 +114,7 @@ pub(super) fn wanted_pool(
         region: None,
         volatile: asked.volatile,
         extent_size,
+        composite: !asked.no_composite,
         extend_socket: None,
         accept_loss: false,
         space: control.0.space_of_new_pools.read().clone(),

@@ -54,9 +54,18 @@ impl PoolThread {
                 Ask::Policy(Policy::Quantum(bytes)) => {
                     self.engine.set_quantum(bytes.div_ceil(self.shared.extent_size.max(1)));
                 }
+                Ask::Policy(Policy::FoldRate(bytes)) => self.engine.set_fold_rate(bytes),
                 Ask::Policy(Policy::FreeBelow(free)) => self.engine.set_free_below(free),
                 Ask::Policy(Policy::Extended(ns)) => self.engine.note_extension(ns),
                 Ask::Releasing(answer) => drop(answer.send(self.engine.releasing())),
+                Ask::Folds(begin, answer) => {
+                    if begin {
+                        self.engine.fold_now();
+                    }
+                    let mut status = self.engine.fold_status();
+                    status.settled &= self.engine.releasing().is_empty();
+                    let _ = answer.send(status);
+                }
                 Ask::Count(mut count, answer) => {
                     self.count(&mut count);
                     let _ = answer.send(*count);
