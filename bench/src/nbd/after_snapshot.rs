@@ -1,7 +1,7 @@
-//! Writes to a volume that snapshots share everything with, beside qcow2 with snapshots in its file.
-//! The same blocks are written before the first snapshot, after it, once more, after a second one,
-//! and after a tenth. Claimed is that the first writes after a snapshot are not much slower than the
-//! writes before it.
+//! Writes to a volume that snapshots share everything with, beside qcow2 with snapshots in its
+//! file. The same blocks are written before the first snapshot, after it, once more, after a second
+//! one, and after a tenth. Claimed is that the first writes after a snapshot are not much slower
+//! than the writes before it.
 
 use std::path::Path;
 use std::process::Command;
