@@ -2,7 +2,7 @@
 //!
 //! Everything here runs inside the mutation gate and under the stripe's mutex.
 
-use crate::arena::{Arena, LeafMeta};
+use crate::arena::Arena;
 use crate::directory::Directory;
 use crate::entry::{Composite, Entry};
 use crate::format::record::Change;
@@ -138,13 +138,10 @@ impl Site<'_> {
             if was.physical == is.physical && cleared {
                 self.volume.cleared_lsn.fetch_max(lsn.0, Ordering::AcqRel);
             }
-            let under = self.under(spares, id, new);
-            let leaf = under.map(|under| arena.leaf(under));
-            arena.leaf(id).replace_entry(extent.entry(), new, leaf);
-            if let Some(under) = under
-                && old.base() != new.base()
-            {
-                arena.meta(under).clean.store(false, Ordering::Relaxed);
+            if old.is_composite() || new.is_composite() {
+                self.replace_composite(spares, id, extent, (old, new));
+            } else {
+                arena.leaf(id).replace(extent.entry(), is);
             }
         }
         meta.clean.store(false, Ordering::Relaxed);
@@ -155,6 +152,26 @@ impl Site<'_> {
             met(Situation::LeafEmptied);
             self.directory.store(extent.slot(), None);
             self.drop_leaf(id, extent.slot());
+        }
+    }
+
+    /// Replaces an entry of which one side, or both, is composite.
+    #[cold]
+    fn replace_composite(
+        &self,
+        spares: &mut Spares,
+        id: LeafId,
+        extent: ExtentIndex,
+        (old, new): (Entry, Entry),
+    ) {
+        let arena = &self.pool.arena;
+        let under = self.under(spares, id, new);
+        let leaf = under.map(|under| arena.leaf(under));
+        arena.leaf(id).replace_entry(extent.entry(), new, leaf);
+        if let Some(under) = under
+            && old.base() != new.base()
+        {
+            arena.meta(under).clean.store(false, Ordering::Relaxed);
         }
     }
 
@@ -211,7 +228,10 @@ impl Site<'_> {
             return;
         }
         self.pool.publish(self.ring_slot, lsn, change, dropped);
-        self.pool.ring.release(self.ring_slot, reserved - change.units() as u64);
+        let left = reserved - change.units() as u64;
+        if left > 0 {
+            self.pool.ring.release(self.ring_slot, left);
+        }
         if self.pool.ring.half_full(self.ring_slot) {
             self.pool.want_commit();
         } else if !self.pool.wake.0.dirty_noted.load(Ordering::Relaxed) {
@@ -223,6 +243,9 @@ impl Site<'_> {
     /// Returns the reference that the change drops. The engine drops the reference once that is
     /// durable and drained (R4, R10).
     fn dropped(&self, old: Entry, new: Entry) -> Dropped {
+        if !old.is_mapped() || (old.top().physical == new.top().physical && !old.is_composite()) {
+            return Dropped::Nothing;
+        }
         let mut gone = old.without(&new);
         let Some(physical) = gone.next() else { return Dropped::Nothing };
         must_hold(gone.next().is_none(), "a change drops one reference at the most (K8)");
@@ -241,26 +264,44 @@ impl Site<'_> {
     }
 
     fn count(&self, old: Entry, new: Entry, id: LeafId) {
-        let arena = &self.pool.arena;
-        let adjust = |meta: &LeafMeta, was: bool, is: bool| match (was, is) {
-            (false, true) => drop(meta.mapped.fetch_add(1, Ordering::Relaxed)),
-            (true, false) => drop(meta.mapped.fetch_sub(1, Ordering::Relaxed)),
+        let meta = self.pool.arena.meta(id);
+        match (old.is_mapped(), new.is_mapped()) {
+            (false, true) => {
+                meta.mapped.fetch_add(1, Ordering::Relaxed);
+                self.volume.mapped.fetch_add(1, Ordering::Relaxed);
+            }
+            (true, false) => {
+                meta.mapped.fetch_sub(1, Ordering::Relaxed);
+                self.volume.mapped.fetch_sub(1, Ordering::Relaxed);
+            }
             _ => {}
-        };
-        adjust(arena.meta(id), old.is_mapped(), new.is_mapped());
-        if let Some(under) = arena.under(id) {
-            adjust(arena.meta(under), old.base().is_mapped(), new.base().is_mapped());
         }
-        let shift = |sum: &AtomicU64, before: u64, after: u64| {
-            // Wraps around zero and back: each count is right.
-            sum.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        let (before, after) = (old.valid().count_ones(), new.valid().count_ones());
+        if after > before {
+            self.volume.valid.fetch_add(u64::from(after - before), Ordering::Relaxed);
+        } else {
+            self.volume.valid.fetch_sub(u64::from(before - after), Ordering::Relaxed);
+        }
+        if old.is_composite() != new.is_composite() {
+            self.count_base(new.is_composite(), id);
+        }
+    }
+
+    /// Counts the base of an entry that has become composite, or is it no longer.
+    #[cold]
+    fn count_base(&self, is_there: bool, id: LeafId) {
+        let bases = self.pool.arena.under(id).map(|under| &self.pool.arena.meta(under).mapped);
+        let change = |count: &AtomicU64| match is_there {
+            true => count.fetch_add(1, Ordering::Relaxed),
+            false => count.fetch_sub(1, Ordering::Relaxed),
         };
-        let extents = |entry: Entry| entry.extents().count() as u64;
-        shift(&self.volume.mapped, extents(old), extents(new));
-        let composite = |entry: Entry| u64::from(entry.base().is_mapped());
-        shift(&self.volume.composites, composite(old), composite(new));
-        let valid = |entry: Entry| u64::from(entry.valid().count_ones());
-        shift(&self.volume.valid, valid(old), valid(new));
+        change(&self.volume.mapped);
+        change(&self.volume.composites);
+        match (bases, is_there) {
+            (Some(bases), true) => drop(bases.fetch_add(1, Ordering::Relaxed)),
+            (Some(bases), false) => drop(bases.fetch_sub(1, Ordering::Relaxed)),
+            (None, _) => {}
+        }
     }
 
     pub(crate) fn mark_dirty(&self, slot: SlotIndex) {

@@ -110,6 +110,12 @@ impl Entry {
         Self::over(top, base)
     }
 
+    /// Whether it lies in two extents.
+    #[must_use]
+    pub const fn is_composite(&self) -> bool {
+        matches!(self, Self::Composite(_))
+    }
+
     /// Whether the overlay of a composite entry has more than three quarters of the sub-blocks: the
     /// base takes a whole extent for the rest.
     #[must_use]

@@ -98,18 +98,27 @@ impl Leaf {
         entry.load_slowly()
     }
 
+    /// The present entry if it is plain, and not just being changed. Takes no lock.
+    #[must_use]
+    #[inline]
+    pub fn load_plain(&self, index: usize) -> Option<Mapping> {
+        let entry = &self.entries[index];
+        let word = entry.word.load(Ordering::Acquire);
+        let valid = entry.valid.load(Ordering::Acquire);
+        // `BUSY` has the bit too.
+        let is_plain = word & COMPOSITE == 0;
+        (is_plain && entry.word.load(Ordering::Relaxed) == word).then(|| mapping(word, valid))
+    }
+
     /// The present entry, with its base, which is looked up in the leaf that `under` finds. Takes
     /// no lock.
     #[inline]
     pub fn load_entry<'a>(&self, index: usize, under: impl Fn() -> Option<&'a Self>) -> Whole {
-        let entry = &self.entries[index];
-        let word = entry.word.load(Ordering::Acquire);
-        let valid = entry.valid.load(Ordering::Acquire);
-        let is_plain = !matches!(word & KIND_MASK, BUSY | COMPOSITE);
-        if is_plain && entry.word.load(Ordering::Relaxed) == word {
-            return Whole::from(mapping(word, valid));
+        if let Some(plain) = self.load_plain(index) {
+            return Whole::from(plain);
         }
-        entry.load_whole(|| under().map_or(Mapping::UNMAPPED, |under| under.load(index)))
+        self.entries[index]
+            .load_whole(|| under().map_or(Mapping::UNMAPPED, |under| under.load(index)))
     }
 
     /// Sets bits of a mapped entry. The caller holds the leaf's stripe.

@@ -85,8 +85,13 @@ fn fill(pool: &Pool, directory: &Directory, offset: u64, len: u64, plan: &mut Pl
         let at = offset + done;
         let from = geometry.within(at);
         let to = (from + (len - done)).min(geometry.extent_size());
-        let entry = lookup(pool, directory, geometry.extent_of(at));
-        let planned = extent(pool, entry, from, to, done, plan);
+        let index = geometry.extent_of(at);
+        let leaf = directory.load(index.slot());
+        let plain = leaf.map(|leaf| pool.arena.leaf(leaf).load_plain(index.entry()));
+        let planned = match plain.unwrap_or(Some(Mapping::UNMAPPED)) {
+            Some(mapping) => extent(pool, mapping, from, to, done, plan),
+            None => composite(pool, lookup(pool, directory, index), from, to, done, plan),
+        };
         done += planned;
         if planned < to - from {
             break;
@@ -97,6 +102,48 @@ fn fill(pool: &Pool, directory: &Directory, offset: u64, len: u64, plan: &mut Pl
 
 /// Plans bytes `from..to` of one extent; returns how many were planned.
 fn extent(
+    pool: &Pool,
+    mapping: Mapping,
+    from: u64,
+    to: u64,
+    buffer_offset: u64,
+    plan: &mut Plan,
+) -> u64 {
+    let geometry = pool.geometry;
+    let valid =
+        if active(Mutation::ClearBitsRead) { geometry.full_bitmap() } else { mapping.valid };
+    let Some(physical) = mapping.physical else {
+        return if push(plan, zeroes(buffer_offset, to - from)) { to - from } else { 0 };
+    };
+    let (device, base) = pool.place(physical);
+    let sub_block = geometry.sub_block_size();
+    let mut at = from;
+    while at < to {
+        let bit = at / sub_block;
+        let rest = valid >> bit;
+        let (is_valid, bits) = match rest.trailing_ones() {
+            0 => (false, rest.trailing_zeros()),
+            ones => (true, ones),
+        };
+        let end = ((bit + u64::from(bits)) * sub_block).min(to);
+        let op = if is_valid {
+            let (offset, len, buffer_offset) = (base + at, end - at, buffer_offset + (at - from));
+            let (kind, stage, unseen) = (OpKind::Read, 0, false);
+            PlanOp { kind, stage, device, offset, len, buffer_offset, unseen }
+        } else {
+            zeroes(buffer_offset + (at - from), end - at)
+        };
+        if !push(plan, op) {
+            return at - from;
+        }
+        at = end;
+    }
+    to - from
+}
+
+/// The same for an entry that may lie in two extents.
+#[cold]
+fn composite(
     pool: &Pool,
     entry: Entry,
     from: u64,

@@ -30,12 +30,10 @@ impl Way {
     ) -> Self {
         let (top, base) = (entry.top(), entry.base());
         let partial = touched & !whole;
-        let left = (top.valid & !touched).count_ones();
         let redirects = composite
             && shared.is_some()
             && !base.is_mapped()
-            && left > 0
-            && left * WORTH_A_BASE >= top.valid.count_ones();
+            && is_worth_a_base(top.valid & !touched, top.valid);
         let copies = shared.is_some() && !redirects;
         let from_top = match (redirects, copies) {
             (true, _) => top.valid & partial,
@@ -50,6 +48,9 @@ impl Way {
     /// Operations that it takes at the most: each run of copied sub-blocks is one, and then come
     /// the fills and the write.
     pub(super) const fn operations(&self) -> usize {
+        if self.from_top | self.from_base == 0 {
+            return 3;
+        }
         runs_of(self.from_top) + runs_of(self.from_base) + 3
     }
 
@@ -60,8 +61,11 @@ impl Way {
     }
 }
 
-/// An extent with less than an eighth of its sub-blocks left is copied, not put under another.
-const WORTH_A_BASE: u32 = 8;
+/// Whether enough sub-blocks are left: an extent with less than an eighth of them is copied, not
+/// put under another.
+const fn is_worth_a_base(left: u64, valid: u64) -> bool {
+    left != 0 && left.count_ones() * 8 >= valid.count_ones()
+}
 
 impl Worker {
     /// Copies what the target needs of other extents, and then writes. `unseen`: no map shows the
@@ -74,9 +78,10 @@ impl Worker {
         (target, unseen): (PhysicalExtent, bool),
         plan: &mut Plan,
     ) {
-        let (top, base) = (entry.top().physical, entry.base().physical);
-        for (source, bits) in [(top, way.from_top), (base, way.from_base)] {
-            self.push_copies(source, bits, target, unseen, plan);
+        if way.from_top | way.from_base != 0 {
+            let (top, base) = (entry.top().physical, entry.base().physical);
+            self.push_copies(top, way.from_top, target, unseen, plan);
+            self.push_copies(base, way.from_base, target, unseen, plan);
         }
         self.push_write(piece, way, target, unseen, plan);
     }
