@@ -332,3 +332,34 @@ fn without_a_rate_nothing_is_folded() {
     assert_eq!((rig.mapped(id), status.composite, status.settled), (1, 0, true));
     assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 2)]));
 }
+
+#[test]
+fn a_fold_ends_without_a_change_when_older_io_goes_on() {
+    let media = pool_of(true);
+    // No fold for a second.
+    let tuning = Tuning { fold_rate: 1, ..Tuning::default() };
+    let options = OpenOptions { tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let (_, volume, snapshot) = rig.shared();
+    let other = rig.create("b", 1 << 20);
+    let other = rig.attach(other);
+    rig.write(&other, 0, &[9; BLOCK]).unwrap();
+    rig.write(&volume, 0, &[2; BLOCK]).unwrap();
+    rig.control(Control::Delete { volume: snapshot }).unwrap();
+    let (mut stuck, mut waiting) = (Plan::with_capacity(64), Plan::with_capacity(64));
+    let step = rig.worker.read(&other, 0, BLOCK as u64, &mut stuck);
+    assert!(matches!(step, Ok(Step::Issue { .. })), "{step:?}");
+    rig.now += 2_000_000_000;
+    rig.settle();
+    assert_eq!(rig.engine.fold_status().running, 1);
+    let step = rig.worker.write(&volume, 0, BLOCK as u64, false, &mut waiting);
+    assert_eq!(step, Ok(Step::Park(ParkReason::InFlight)));
+    let events = rig.pool.events();
+    rig.now += 200_000_000;
+    rig.settle();
+    assert_eq!(rig.engine.fold_status().running, 0);
+    assert!(rig.pool.events() != events && rig.pool.take_wakeups() != 0, "nothing wakes it");
+    rig.write(&volume, 0, &[3; BLOCK]).unwrap();
+    rig.worker.complete(&other, &mut stuck, Ok(())).unwrap();
+    assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 3)]));
+}

@@ -30,6 +30,9 @@ use super::queue::Purpose;
 
 mod find;
 
+/// Waiting for older IO at the most: some operations of a slow disk.
+const DRAIN_LIMIT_NS: u64 = 100_000_000;
+
 /// Figures of folds since the pool was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FoldStatus {
@@ -76,6 +79,9 @@ struct Fold {
     from: PhysicalExtent,
     to: PhysicalExtent,
     overlay: PhysicalExtent,
+    /// From then on the fold ends without a change if older IO has not ended: writers of the extent
+    /// wait for the fold, and that IO may be of other volumes.
+    late_ns: u64,
     /// Sub-blocks to be copied, and those of them that are left.
     bits: u64,
     left: u64,
@@ -258,11 +264,14 @@ impl Engine {
     fn step_fold(&mut self, at: usize) -> bool {
         match self.folds.running[at].stage {
             Stage::Draining(until) => {
-                if !self.pool.epochs.reached(until) && !active(Mutation::FoldUndrained) {
+                let is_drained = self.pool.epochs.reached(until) || active(Mutation::FoldUndrained);
+                let is_late = self.now_ns >= self.folds.running[at].late_ns;
+                if !is_drained && !is_late {
                     self.pool.await_epoch(until);
                     return false;
                 }
-                self.folds.running[at].stage = self.begin_copy(at);
+                self.folds.running[at].stage =
+                    if is_drained { self.begin_copy(at) } else { Stage::Ending(false) };
                 self.step_fold(at)
             }
             Stage::Copying => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Fold, Stage, is_durable};
+use super::{DRAIN_LIMIT_NS, Fold, Stage, is_durable};
 use crate::change::Site;
 use crate::engine::Engine;
 use crate::entry::{Composite, Entry};
@@ -129,6 +129,7 @@ impl Engine {
             from,
             to,
             overlay: it.overlay,
+            late_ns: self.now_ns.saturating_add(DRAIN_LIMIT_NS),
             bits,
             left: bits,
             stage: Stage::Draining(until),
