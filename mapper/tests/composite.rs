@@ -363,3 +363,31 @@ fn a_fold_ends_without_a_change_when_older_io_goes_on() {
     rig.worker.complete(&other, &mut stuck, Ok(())).unwrap();
     assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 3)]));
 }
+
+#[test]
+fn a_volume_that_always_has_something_to_fold_leaves_others_their_turn() {
+    let media = pool_of(true);
+    // A block a second.
+    let tuning = Tuning { fold_rate: BLOCK as u64, ..Tuning::default() };
+    let options = OpenOptions { tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let ids = ["busy", "quiet"].map(|name| rig.create(name, 1 << 30));
+    let volumes = ids.map(|id| rig.attach(id));
+    for volume in &volumes {
+        rig.write(volume, 0, &[1; EXTENT]).unwrap();
+    }
+    for round in 0..8 {
+        let names = ids.map(|id| format!("{id}-{round}"));
+        let busy = if round == 0 { &ids[..] } else { &ids[..1] };
+        let taken: Vec<_> = busy.iter().zip(&names).map(|(id, n)| rig.snapshot(*id, n)).collect();
+        for volume in &volumes[..busy.len()] {
+            rig.write(volume, 0, &[2; BLOCK]).unwrap();
+        }
+        for snapshot in taken {
+            rig.control(Control::Delete { volume: snapshot }).unwrap();
+        }
+        rig.now += 1_000_000_000;
+        rig.settle();
+    }
+    assert_eq!(rig.mapped(ids[1]), 1, "{:?}", rig.engine.fold_status());
+}

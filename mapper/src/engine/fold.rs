@@ -195,7 +195,9 @@ impl Engine {
         }
         let is_off = self.folds.rate == 0;
         let is_time = self.folds.again_ns.is_some_and(|at| at <= self.now_ns);
-        if !is_off && (self.pool.fold_wanted.swap(false, Ordering::AcqRel) || is_time) {
+        // A walk goes on to its end, or volumes at the end would never have their turn.
+        let is_free = !is_off && self.folds.walk.is_none();
+        if is_free && (self.pool.fold_wanted.swap(false, Ordering::AcqRel) || is_time) {
             self.folds.begin_walk();
         }
         self.refill_allowance();
