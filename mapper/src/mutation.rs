@@ -90,6 +90,7 @@ mutations! {
     ShrinkWholeExtents "R18" "a shrink drops whole extents only";
     RedirectStale "K2" "a redirect publishes the entry from its planning";
     RedirectNotHeld "K3" "a redirect does not keep its base shared until it is visible";
+    FoldOutsideEpoch "K4" "a fold copies into an extent that may be reused meanwhile";
     FoldUndrained "K6" "a fold does not wait for older IO to end";
     FoldUnderStructure "K6" "structure changes do not wait for folds";
     FoldBeforeData "K7" "a fold is published before its data is written";

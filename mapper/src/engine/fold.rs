@@ -86,6 +86,8 @@ struct Fold {
     bits: u64,
     left: u64,
     stage: Stage,
+    /// The parity of the IO epoch that its copy is in.
+    parity: Option<u8>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -289,6 +291,11 @@ impl Engine {
     fn begin_copy(&mut self, at: usize) -> Stage {
         let fold = &mut self.folds.running[at];
         let pool = &self.pool;
+        if !active(Mutation::FoldOutsideEpoch) {
+            // K4, before the entry is read: a discard may drop an extent of it during the copy, and
+            // it is not reused before the copy has ended.
+            fold.parity = Some(pool.epochs.enter(pool.tuning.workers));
+        }
         let directory = fold.volume.directory.load_full();
         let _stripe = fold.stripe(pool).lock();
         let slot = fold.extent.slot();
@@ -371,6 +378,9 @@ impl Engine {
             return false;
         }
         let (has_leaves, later) = (self.ensure_leaves(1).is_ok(), self.later());
+        if let Some(parity) = self.folds.running[at].parity.take() {
+            pool.epochs.leave(slot, parity);
+        }
         let fold = &self.folds.running[at];
         let directory = fold.volume.directory.load_full();
         let guard = pool.gate.enter(slot);

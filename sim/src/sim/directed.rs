@@ -123,6 +123,11 @@ pub const ALL: &[Script] = &[
     Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
     Script { shows: &[Mutation::RedirectNotHeld], bend: composite, steps: write_beside_a_redirect },
+    Script {
+        shows: &[Mutation::FoldOutsideEpoch],
+        bend: small_composite,
+        steps: discard_under_fold,
+    },
     Script { shows: &[Mutation::FoldUndrained], bend: composite, steps: fold_under_write },
     Script { shows: &[], bend: small, steps: a_pool_grows },
     Script { shows: &[], bend: as_it_is, steps: requested_twice },
@@ -135,6 +140,12 @@ fn as_it_is(_: &mut Profile) {}
 /// First writes of shared extents lay extents over them.
 fn composite(profile: &mut Profile) {
     profile.composite = true;
+}
+
+/// The same in a pool with few extents.
+fn small_composite(profile: &mut Profile) {
+    small(profile);
+    composite(profile);
 }
 
 /// Few extents, so that a freed one is used again at once.
@@ -285,6 +296,28 @@ fn fill_under_write_in_place(world: &mut World) -> Result<(), Violation> {
     world.read(volume, 0, 0)?;
     world.release(Class::Write)?;
     world.read(volume, 0, 0)
+}
+
+/// K4: an extent is discarded whole while a fold writes to its base, and another volume, which waits
+/// for space, gets the base.
+fn discard_under_fold(world: &mut World) -> Result<(), Violation> {
+    let (first, second) = (world.volume(4)?, world.volume(200)?);
+    for block in 0..4 {
+        world.write(first, 0, block)?;
+    }
+    world.write(first, 1, 0)?;
+    let Some(snapshot) = world.copy(first, true)? else { return Ok(()) };
+    world.write(first, 0, 0)?;
+    world.flush(first)?;
+    world.fill(second)?;
+    world.hold(&[Class::Fold]);
+    world.delete(snapshot)?;
+    world.flush(first)?;
+    world.discard(first, 0)?;
+    world.flush(first)?;
+    world.fill(second)?;
+    world.release(Class::Fold)?;
+    world.read(second, 0, 0)
 }
 
 /// R14: the process dies in two recoveries. In the first its superblock is durable already, in the

@@ -133,6 +133,7 @@ impl Engine {
             bits,
             left: bits,
             stage: Stage::Draining(until),
+            parity: None,
         });
         pool.await_epoch(until);
     }
