@@ -376,6 +376,8 @@ class Pool:
             for extent, layers in list(volume.entries.items()):
                 mask = self.valid(volume, extent)
                 layers = tuple((physical, bits & mask) for physical, bits in layers)
+                if len(layers) == 2 and layers[1][1] & ~layers[0][1] == 0:
+                    layers = layers[:1]
                 volume.entries[extent] = layers
                 if not any(bits for _, bits in layers):
                     del volume.entries[extent]

@@ -62,14 +62,7 @@ pub(crate) fn cut_entry(geometry: Geometry, entry: Entry, extent: u64, size: u64
     if start >= size {
         return Entry::Unmapped;
     }
-    let kept = geometry.touched(0, (size - start).min(geometry.extent_size()));
-    match entry {
-        Entry::Unmapped => Entry::Unmapped,
-        Entry::Mapped { physical, valid } => Entry::Mapped { physical, valid: valid & kept },
-        Entry::Composite(Composite { overlay, top, base, under }) => {
-            Entry::Composite(Composite { overlay, top: top & kept, base, under: under & kept })
-        }
-    }
+    entry.keep(geometry.touched(0, (size - start).min(geometry.extent_size())))
 }
 
 /// A volume or snapshot at the end of the log.

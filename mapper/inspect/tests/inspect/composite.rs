@@ -248,10 +248,17 @@ fn the_log_makes_cuts_and_removes_composite_entries() {
     let size = (3 * 256 + 9) * EXTENT + 2 * 4096;
     let grown = Change::Resize { volume, size: 100 << 20 };
     let make = change(3 * 256 + 9, sample.free, sample.free + 1);
-    let cut = with_log(&sample.media, &[make, Change::Resize { volume, size }, grown]);
+    let cut =
+        with_log(&sample.media, &[make.clone(), Change::Resize { volume, size }, grown.clone()]);
     assert_eq!(texts(&checked(&cut)), [""; 0]);
     let line = format!("\nover 9 {} 1 {} 2\n", sample.free, sample.free + 1);
     assert!(dumped(&cut).0.contains(&line));
+    // A base of which no sub-block is read any more has gone, and may be in use elsewhere.
+    let size = (3 * 256 + 9) * EXTENT + 4096;
+    let again = change(3 * 256 + 10, sample.free + 2, sample.free + 1);
+    let changes = [make, Change::Resize { volume, size }, grown, again];
+    let hidden = with_log(&sample.media, &changes);
+    assert_eq!(texts(&checked(&hidden)), [""; 0]);
     let extent = ExtentIndex(2 * 256);
     let unmapped = [1, 2, 3].map(|id| Change::Unmap { volume: VolumeId(id), extent });
     let removed = checked(&with_log(&sample.media, &unmapped));
