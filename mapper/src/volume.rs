@@ -299,11 +299,17 @@ impl Volume {
         taken + self.mapped.load(Ordering::Relaxed) + self.reserved()
     }
 
+    /// Extents that it has for as many places. Of the two of a composite entry one counts: like one
+    /// that a snapshot keeps, the other takes nothing of what is set aside for first writes.
+    pub(crate) fn places(&self) -> u64 {
+        self.held().saturating_sub(self.composites.load(Ordering::Relaxed))
+    }
+
     /// Extents that are set aside for it and that it doesn't have yet.
     pub(crate) fn unmet(&self) -> u64 {
         match self.set_aside.load(Ordering::Relaxed) {
             0 => 0,
-            set_aside => set_aside.saturating_sub(self.held()),
+            set_aside => set_aside.saturating_sub(self.places()),
         }
     }
 
@@ -315,7 +321,7 @@ impl Volume {
     /// Extents granted and not used that others may have: all but the space set aside for it, and
     /// the space that is kept.
     pub(crate) fn spare(&self) -> u64 {
-        let beyond = self.held().saturating_sub(self.set_aside.load(Ordering::Relaxed));
+        let beyond = self.places().saturating_sub(self.set_aside.load(Ordering::Relaxed));
         let reserved = self.reserved();
         reserved.saturating_sub(self.kept.load(Ordering::Acquire)).min(beyond)
     }
@@ -361,7 +367,7 @@ impl Volume {
         }
         match self.set_aside.load(Ordering::Relaxed) {
             0 => false,
-            set_aside => self.held().saturating_sub(self.reserved()) < set_aside,
+            set_aside => self.places().saturating_sub(self.reserved()) < set_aside,
         }
     }
 

@@ -129,7 +129,7 @@ impl Engine {
 
     /// Extents that the volume's size leaves it: as many as there are while it shares with others.
     pub(super) fn room_in_size(&self, volume: &Volume, volumes: &Volumes) -> u64 {
-        let held = volume.held();
+        let held = volume.places();
         if volumes.family(volume.identity.lineage) > 1 {
             return u64::MAX;
         }

@@ -258,7 +258,7 @@ impl Engine {
         let unmet = self.reserving(&volumes).map(|volume| {
             let size = size_of(volume);
             let wanted = volume.set_aside_at(size, pool.geometry);
-            let unmet = if wanted == 0 { 0 } else { wanted.saturating_sub(volume.held()) };
+            let unmet = if wanted == 0 { 0 } else { wanted.saturating_sub(volume.places()) };
             (unmet, unmet + volume.kept(), size)
         });
         let needed = with_pages(pool, unmet);

@@ -6,6 +6,7 @@ mod common;
 mod filling;
 mod grants;
 
+use blockd_mapper::create::CreateOptions;
 use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::plan::{ParkReason, Plan, Step};
@@ -13,7 +14,7 @@ use blockd_mapper::space::{Mark, Marks, OnFull, VolumeSettings};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::Attachment;
 
-use common::Rig;
+use common::{Media, Rig};
 use filling::summary;
 
 const MIB: usize = 1 << 20;
@@ -120,6 +121,41 @@ fn space_set_aside_is_available_in_a_full_pool() {
         let last = try_write(&mut rig, &thick, extent, false);
         assert_eq!(last, None, "extent {extent} of the thick volume");
     }
+    assert!(!thick.is_out_of_space());
+    rig.check();
+}
+
+#[test]
+fn what_lies_over_shared_extents_takes_nothing_of_the_space_set_aside() {
+    let mut media = Media::new(&[64 * MIB]);
+    media.create_with(&CreateOptions { composite: true, ..media.options() });
+    let mut rig = Rig::open(media).unwrap();
+    let (id, thin) = (rig.create("thick", 16 << 20), rig.create("thin", 1 << 40));
+    let settings = VolumeSettings { thick: true, ..VolumeSettings::default() };
+    configure(&mut rig, id, settings).unwrap();
+    let (thick, thin) = (rig.attach(id), rig.attach(thin));
+    let write = |rig: &mut Rig, extents: std::ops::Range<u64>| {
+        for extent in extents {
+            for _ in 0..4 {
+                if try_write(rig, &thick, extent, false).is_none() {
+                    break;
+                }
+                rig.settle();
+            }
+            let last = try_write(rig, &thick, extent, false);
+            assert_eq!(last, None, "extent {extent} of the thick volume");
+        }
+    };
+    // Extents with a second block, which a redirect leaves to the base.
+    for extent in 0..64 {
+        rig.write(&thick, extent * EXTENT, &[1; 2 * 4096]).unwrap();
+    }
+    rig.control(Control::Snapshot { source: id, name: "s".to_owned() }).unwrap();
+    write(&mut rig, 0..64);
+    assert_eq!(rig.engine.fold_status().composite, 64);
+    fill(&mut rig, &thin, 0);
+    assert!(thin.is_out_of_space());
+    write(&mut rig, 64..256);
     assert!(!thick.is_out_of_space());
     rig.check();
 }
