@@ -132,12 +132,13 @@ impl Site<'_> {
         // Before the entry: a thread that sees the change must not take its LSN for durable (R7).
         meta.last_lsn.fetch_max(lsn.0, Ordering::AcqRel);
         let cleared = was.valid & !is.valid != 0;
+        // In the base too: a fold may make that the extent that writes go to.
+        if was.physical == is.physical && old.valid() & !new.valid() != 0 {
+            self.volume.cleared_lsn.fetch_max(lsn.0, Ordering::AcqRel);
+        }
         if was.physical == is.physical && old.base() == new.base() && !cleared {
             arena.leaf(id).grow(extent.entry(), is.valid);
         } else {
-            if was.physical == is.physical && cleared {
-                self.volume.cleared_lsn.fetch_max(lsn.0, Ordering::AcqRel);
-            }
             if old.is_composite() || new.is_composite() {
                 self.replace_composite(spares, id, extent, (old, new));
             } else {
@@ -400,9 +401,9 @@ fn note(old: Entry, new: Entry) {
     let same_top = old.top().physical == new.top().physical;
     match (old.base().is_mapped(), new.base().is_mapped()) {
         (false, true) => met(Situation::Redirected),
-        (true, false) if same_top => met(Situation::BaseDropped),
+        (true, false) if old.valid() & !new.valid() != 0 => met(Situation::BaseDropped),
         (true, true) if !same_top => met(Situation::OverlayCopied),
-        (true, true) if old.top().valid & !new.top().valid == 0 => met(Situation::OverlayGrew),
+        (true, true) if new.top().valid & !old.top().valid != 0 => met(Situation::OverlayGrew),
         _ => {}
     }
 }

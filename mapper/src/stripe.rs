@@ -59,14 +59,11 @@ pub(crate) struct Stripe {
     in_flight: Vec<SlowWrite>,
     /// A request parked because the table was full.
     awaited: bool,
-    /// From this IO epoch on, no write is in flight that found sub-blocks valid which a discard has
-    /// cleared since, in an extent that stayed mapped.
-    cleared_until: u64,
 }
 
 impl Stripe {
     pub(crate) fn new() -> Self {
-        Self { in_flight: Vec::with_capacity(MAX_IN_FLIGHT), awaited: false, cleared_until: 0 }
+        Self { in_flight: Vec::with_capacity(MAX_IN_FLIGHT), awaited: false }
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -81,17 +78,6 @@ impl Stripe {
     /// Whether a request waited for room; clears the flag.
     pub(crate) fn take_awaited(&mut self) -> bool {
         std::mem::take(&mut self.awaited)
-    }
-
-    /// Records that a discard has cleared sub-blocks of an extent that stays mapped; the epoch is
-    /// [`crate::io_epoch::IoEpochs::drain_end`] after that.
-    pub(crate) fn note_cleared(&mut self, until: u64) {
-        self.cleared_until = until;
-    }
-
-    /// The epoch from which on no write in place can land in a sub-block that is not valid.
-    pub(crate) fn cleared_until(&self) -> u64 {
-        self.cleared_until
     }
 
     /// Slow writes in flight on one extent of one volume, to be marked.

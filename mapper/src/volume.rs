@@ -129,6 +129,9 @@ pub(crate) struct Volume {
     pub(crate) composites: AtomicU64,
     /// The last change that took sub-blocks of an extent back and left it mapped.
     pub(crate) cleared_lsn: AtomicU64,
+    /// From this IO epoch on, no write is in flight that found sub-blocks valid which such a change
+    /// has cleared since (R5f). Not of the pool: the discards of one volume do not hold another up.
+    pub(crate) cleared_until: AtomicU64,
     pub(crate) reserve: Mutex<Reserve>,
     /// Extents of the reserve, the workers' slices included, that other volumes do not get: each
     /// extent that a write takes makes it one less. May exceed the rest of the reserve.
@@ -205,6 +208,7 @@ impl Volume {
             valid: AtomicU64::new(0),
             composites: AtomicU64::new(0),
             cleared_lsn: AtomicU64::new(0),
+            cleared_until: AtomicU64::new(0),
             reserve: Mutex::new(Reserve::default()),
             kept: AtomicU64::new(0),
             wants_space: AtomicBool::new(false),

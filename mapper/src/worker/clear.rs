@@ -8,6 +8,7 @@ use crate::entry::Entry;
 use crate::error::MapperError;
 use crate::mutation::{Mutation, active};
 use crate::plan::{ParkReason, Plan, Step};
+use crate::sync::Ordering;
 use crate::units::{ExtentIndex, SlotIndex};
 
 /// Records one call may make before it comes back to the caller, so that a huge discard doesn't
@@ -285,7 +286,8 @@ impl Worker {
                 site.set(&mut self.spares, || guard.take_lsn(1), extent, step, reserved);
                 if new.top().physical == now.top().physical {
                     // R5f: a write in place that saw the bits may still land there.
-                    stripe.note_cleared(pool.epochs.drain_end());
+                    let until = pool.epochs.drain_end();
+                    volume.cleared_until.fetch_max(until, Ordering::AcqRel);
                 }
             }
             _ => pool.ring.release(self.slot, pool.change_units()),

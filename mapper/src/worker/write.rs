@@ -265,7 +265,7 @@ impl Worker {
             return Planned::Park(ParkReason::InFlight);
         }
         let is_own = top.is_mapped() && shared.is_none();
-        if way.filled != 0 && is_own && !self.may_fill(stripe) {
+        if way.filled != 0 && is_own && !self.may_fill(volume) {
             return Planned::Park(ParkReason::InFlight);
         }
         if plan.room() < way.operations() {
@@ -350,8 +350,9 @@ impl Worker {
     /// Not while a write in place is in flight that found the sub-block valid, before a discard: it
     /// could land over the zeroes. It has no entry in the table that would wake the waiting one, so
     /// the engine does.
-    fn may_fill(&self, stripe: &Stripe) -> bool {
-        let until = stripe.cleared_until();
+    fn may_fill(&self, volume: &Volume) -> bool {
+        // Under the mutex of the stripe, as the discard that is meant.
+        let until = volume.cleared_until.load(Ordering::Acquire);
         if self.pool.epochs.reached(until) || active(Mutation::FillUndrained) {
             return true;
         }
