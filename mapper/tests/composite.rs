@@ -6,6 +6,7 @@ mod common;
 use blockd_mapper::create::CreateOptions;
 
 use blockd_mapper::engine::{Control, DiffRequest, Outcome, RangeState};
+use blockd_mapper::io::{IoError, IoOp};
 use blockd_mapper::open::OpenOptions;
 use blockd_mapper::plan::*;
 use blockd_mapper::pool::Tuning;
@@ -51,8 +52,7 @@ impl Rig {
             sum(|kind| matches!(kind, OpKind::Copy { .. })),
             sum(|kind| matches!(kind, OpKind::Write { .. } | OpKind::WriteZeroes { .. })),
         );
-        let failed =
-            self.worker.complete(volume, &mut plan, Err(blockd_mapper::io::IoError::Media));
+        let failed = self.worker.complete(volume, &mut plan, Err(IoError::Media));
         assert!(failed.is_err());
         self.write(volume, offset, data).unwrap();
         costs
@@ -390,4 +390,68 @@ fn a_volume_that_always_has_something_to_fold_leaves_others_their_turn() {
         rig.settle();
     }
     assert_eq!(rig.mapped(ids[1]), 1, "{:?}", rig.engine.fold_status());
+}
+
+/// Completes the engine's commands, those of the kind that `fails` means with an error.
+fn settle_failing(rig: &mut Rig, fails: fn(&IoOp) -> bool) {
+    for _ in 0..8 {
+        while let Some(mut command) = rig.engine.poll(rig.now) {
+            rig.media.run(&mut command);
+            let result = if fails(&command.op) { Err(IoError::Media) } else { Ok(()) };
+            rig.engine.complete(command, result);
+        }
+    }
+}
+
+#[test]
+fn a_fold_that_meets_a_media_error_is_not_tried_for_ever() {
+    let mut rig = Rig::open(pool_of(true)).unwrap();
+    let (id, volume, snapshot) = rig.shared();
+    rig.write(&volume, 0, &[2; BLOCK]).unwrap();
+    rig.engine.submit(Control::Delete { volume: snapshot });
+    for _ in 0..20 {
+        rig.now += 500_000_000;
+        settle_failing(&mut rig, |op| matches!(op, IoOp::Read { .. }));
+    }
+    let status = rig.engine.fold_status();
+    assert!(rig.pool.failure().is_none());
+    assert_eq!((status.composite, status.folded, status.settled), (1, 0, true), "{status:?}");
+    assert!((1..=2).contains(&status.abandoned), "{status:?}");
+    assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 2)]));
+    // It is tried again when someone asks.
+    rig.engine.fold_now();
+    rig.check();
+    assert_eq!((rig.mapped(id), rig.engine.fold_status().folded), (1, 1));
+    assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 2)]));
+}
+
+#[test]
+fn no_fold_begins_in_a_family_that_is_about_to_change() {
+    let media = pool_of(true);
+    // No fold for a second.
+    let tuning = Tuning { fold_rate: 1, ..Tuning::default() };
+    let options = OpenOptions { tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let id = rig.create("a", 1 << 30);
+    let empty = rig.snapshot(id, "empty");
+    let clone = Control::Clone { source: empty, name: "sibling".to_owned(), size: None };
+    let Ok(Outcome::Created(sibling)) = rig.control(clone) else { panic!("no clone") };
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &[1; 40 * EXTENT]).unwrap();
+    let snapshot = rig.snapshot(id, "s");
+    for extent in 0..40 {
+        rig.write(&volume, (extent * EXTENT) as u64, &[2; BLOCK]).unwrap();
+    }
+    let mut stuck = Plan::with_capacity(64);
+    rig.control(Control::Delete { volume: snapshot }).unwrap();
+    let step = rig.worker.read(&volume, 0, BLOCK as u64, &mut stuck);
+    assert!(matches!(step, Ok(Step::Issue { .. })));
+    // Enough for sixteen folds.
+    rig.now += 100_000_000_000_000;
+    rig.settle();
+    assert_eq!(rig.engine.fold_status().running, 4);
+    rig.snapshot(sibling, "t");
+    let abandoned = rig.engine.fold_status().abandoned;
+    assert_eq!(abandoned, 4, "folds began in vain");
+    rig.worker.complete(&volume, &mut stuck, Ok(())).unwrap();
 }

@@ -308,6 +308,7 @@ impl Engine {
         let units = change.units() as u64;
         let lineages = self.families(&change);
         let folds = self.folds_are_in_the_way(&lineages) && !active(Mutation::FoldUnderStructure);
+        self.folds.bar(if busy || folds { lineages } else { Vec::new() });
         if busy || folds {
             self.controls.current = Some(Current::Draining { id, change, gated, outcome });
             return false;

@@ -61,7 +61,11 @@ pub(crate) struct Folds {
     walk: Option<(VolumeId, SlotIndex, usize)>,
     /// Something was abandoned or put off during the walk: it begins again at this time.
     again_ns: Option<u64>,
+    /// Older IO did not end in time: no fold begins before this.
+    pause_ns: u64,
     running: Vec<Fold>,
+    /// Families that a structure change waits to change: no fold of theirs begins.
+    barred: Vec<VolumeId>,
     next_token: u64,
     /// Bytes that may be copied by now; below 0 after a fold took more.
     allowance: i64,
@@ -88,6 +92,8 @@ struct Fold {
     stage: Stage,
     /// The parity of the IO epoch that its copy is in.
     parity: Option<u8>,
+    /// An operation of the copy has failed.
+    failed: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,6 +110,12 @@ enum Stage {
 impl Fold {
     fn is_down(&self) -> bool {
         self.from == self.overlay
+    }
+
+    /// What it takes of the allowance.
+    fn cost(&self, pool: &Pool) -> i64 {
+        let len = u64::from(self.bits.count_ones()) * pool.geometry.sub_block_size();
+        i64::try_from(len).unwrap_or(i64::MAX)
     }
 
     /// Whether the entry is still the one that the fold began with.
@@ -132,6 +144,11 @@ impl Folds {
     /// Whether a fold is under way in a family of volumes.
     fn concerns(&self, lineage: VolumeId) -> bool {
         self.running.iter().any(|fold| fold.volume.identity.lineage == lineage)
+    }
+
+    /// Lets folds begin in all families but these.
+    pub(crate) fn bar(&mut self, families: Vec<VolumeId>) {
+        self.barred = families;
     }
 
     fn begin_walk(&mut self) {
@@ -188,7 +205,8 @@ impl Engine {
             let wait = u128::from(missing) * 1_000_000_000 / u128::from(rate);
             folds.refilled_ns.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX).max(1))
         });
-        [paid, folds.again_ns].into_iter().flatten().min()
+        let paused = Some(folds.pause_ns).filter(|at| folds.walk.is_some() && *at > self.now_ns);
+        [paid, paused, folds.again_ns].into_iter().flatten().min()
     }
 
     pub(super) fn step_folds(&mut self) {
@@ -274,6 +292,9 @@ impl Engine {
                     self.pool.await_epoch(until);
                     return false;
                 }
+                if !is_drained {
+                    self.folds.pause_ns = self.later();
+                }
                 self.folds.running[at].stage =
                     if is_drained { self.begin_copy(at) } else { Stage::Ending(false) };
                 self.step_fold(at)
@@ -343,6 +364,7 @@ impl Engine {
         let sub_block = self.pool.geometry.sub_block_size();
         let fold = &mut self.folds.running[at];
         if result.is_err() {
+            fold.failed = true;
             fold.stage = Stage::Ending(false);
             return;
         }
@@ -399,7 +421,13 @@ impl Engine {
         if new == now || !has_leaves {
             pool.ring.release(slot, reserved);
             self.folds.status.abandoned += 1;
-            self.folds.again_ns.get_or_insert(later);
+            // Media that fails is not tried again before something else has changed.
+            if !fold.failed {
+                self.folds.again_ns.get_or_insert(later);
+            }
+            if !is_copied && fold.left == fold.bits {
+                self.folds.allowance = self.folds.allowance.saturating_add(fold.cost(&pool));
+            }
         } else {
             let step = (now, new);
             site.set(&mut self.spares, || guard.take_lsn(1), fold.extent, step, reserved);

@@ -24,6 +24,7 @@ impl Engine {
             && slots < SLOTS_PER_STEP
             && self.folds.running.len() < AT_ONCE
             && self.folds.allowance > 0
+            && self.now_ns >= self.folds.pause_ns
             && let Some((id, slot, entry)) = self.folds.walk
         {
             let volumes = self.pool.volumes.read();
@@ -62,7 +63,8 @@ impl Engine {
         if arena.composites(leaf) == 0 || is_shared {
             return next;
         }
-        if volume.state.load(Ordering::SeqCst) != OPEN {
+        let is_barred = self.folds.barred.contains(&volume.identity.lineage);
+        if is_barred || volume.state.load(Ordering::SeqCst) != OPEN {
             self.folds.put_off(self.later());
             return next;
         }
@@ -120,9 +122,7 @@ impl Engine {
         });
         let until = pool.epochs.drain_end();
         drop(stripe);
-        let len = u64::from(bits.count_ones()) * pool.geometry.sub_block_size();
-        self.folds.allowance -= i64::try_from(len).unwrap_or(i64::MAX);
-        self.folds.running.push(Fold {
+        let fold = Fold {
             token,
             volume: Arc::clone(volume),
             extent,
@@ -134,7 +134,10 @@ impl Engine {
             left: bits,
             stage: Stage::Draining(until),
             parity: None,
-        });
+            failed: false,
+        };
+        self.folds.allowance = self.folds.allowance.saturating_sub(fold.cost(&pool));
+        self.folds.running.push(fold);
         pool.await_epoch(until);
     }
 }
