@@ -207,7 +207,8 @@ impl Worker {
         if new == now {
             pool.ring.release(self.slot, reserved);
         } else {
-            if new.is_crowded(pool.geometry.sub_blocks()) {
+            let sub_blocks = pool.geometry.sub_blocks();
+            if new.is_crowded(sub_blocks) && !now.is_crowded(sub_blocks) {
                 pool.fold_wanted.store(true, Ordering::Release);
                 pool.want_engine();
             }
@@ -218,8 +219,12 @@ impl Worker {
         if let Some(source) = write.source
             && is_held(write.redirects)
             && let Some((counts, local)) = pool.counts_of(source)
+            && counts.sub(local) == 0
+            && pool.composite
         {
-            counts.sub(local);
+            // The last other holder went meanwhile: the entry may be folded.
+            pool.fold_wanted.store(true, Ordering::Release);
+            pool.want_engine();
         }
     }
 
@@ -276,7 +281,7 @@ fn copied(write: &SlowWrite, now: Entry, own: u64, ok: bool) -> Entry {
     now
 }
 
-/// A write that comes to lie over the shared extent (K2): the first one of an extent makes the
+/// A redirected write (K2): the first one of an extent makes the
 /// entry composite, later ones find their target there.
 fn redirected(
     write: &SlowWrite,
