@@ -44,6 +44,9 @@ const UNITS: [&str; 2] = [concat!("<", "< 30"), concat!(">", "> 30")];
 const MACHINE_PATHS: [&str; 3] =
     [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/")];
 
+/// What a merge leaves at the begin of a line where it needs an answer.
+const MERGE_MARKS: [&str; 2] = [concat!("<<<", "<<<< "), concat!(">>>", ">>>> ")];
+
 /// Every banned word.
 pub(super) fn check(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -64,6 +67,9 @@ pub(super) fn check(tree: &Tree) -> Vec<Problem> {
                     let why = "a path of one machine";
                     problems.push(banned(&file.path, index + 1, machine_path, why));
                 }
+            }
+            for mark in MERGE_MARKS.into_iter().filter(|mark| line.starts_with(mark)) {
+                problems.push(banned(&file.path, index + 1, mark, "a merge left it"));
             }
         }
     }
@@ -216,6 +222,14 @@ mod tests {
             assert_eq!(problems("a.py", &format!("open('{start}x')")), 1, "{start}");
             assert_eq!(problems("docs/A.md", &format!("see `{start}x`")), 1, "{start}");
             assert_eq!(problems("a/src/lib.rs", &format!("let a = \"docs{start}x\";")), 0);
+        }
+    }
+
+    #[test]
+    fn what_a_merge_left_is_found_in_every_kind_of_file() {
+        for mark in MERGE_MARKS {
+            assert_eq!(problems("docs/A.md", &format!("one\n{mark}main\ntwo")), 1, "{mark}");
+            assert_eq!(problems("a.toml", &format!("{mark}main")), 1, "{mark}");
         }
     }
 
