@@ -144,7 +144,8 @@ fn what_a_snapshot_still_shares_is_left_and_said() {
     write(&mut client, &mut bytes, 0, &pattern(BLOCK, 2));
     client.flush().unwrap();
     let said = daemon.ok(&["pool", "fold", "default", "--now"]);
-    assert_eq!(said, "default: unchanged, 1 are left, whose extents are still shared\n");
+    let left = "1 composite entry left: shared with a snapshot or clone, or the disk failed";
+    assert_eq!(said, format!("default: unchanged, {left}\n"));
     let status = daemon.json(&["pool", "fold", "--status"]);
     assert_eq!((&status["pool"], composite_entries(&daemon)), (&"default".into(), 1));
     assert_eq!(number(&status["folds"]["folded"]), 0);

@@ -264,7 +264,7 @@ fn fault_bits(word: u64, valid: u64, limits: &Limits) -> u64 {
         | limits.excess(valid)
 }
 
-/// The same where entries may be composite: those keep the rules of mapped ones.
+/// Where entries may be composite: those keep the rules of mapped ones.
 #[inline]
 fn composite_fault_bits(word: u64, valid: u64, limits: &Limits) -> u64 {
     let physical = word & PHYSICAL_MASK;

@@ -102,7 +102,7 @@ impl Limits {
         self
     }
 
-    /// The same in a pool whose entries may be composite.
+    /// The context of a pool whose entries may be composite.
     #[must_use]
     pub const fn with_composite(mut self, composite: bool) -> Self {
         self.composite = composite;

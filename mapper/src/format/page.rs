@@ -186,7 +186,7 @@ pub(crate) fn seal(
     seal_version(page, STRUCTURE_VERSION, kind, level, entries, stamp)
 }
 
-/// The same for a version of the page.
+/// Seals a page of a version of its own.
 pub(crate) fn seal_version(
     page: &mut Page,
     version: u16,

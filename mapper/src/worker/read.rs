@@ -141,7 +141,7 @@ fn extent(
     to - from
 }
 
-/// The same for an entry that may lie in two extents.
+/// Reads where an entry may lie in two extents.
 #[cold]
 fn composite(
     pool: &Pool,

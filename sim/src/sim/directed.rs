@@ -298,8 +298,8 @@ fn fill_under_write_in_place(world: &mut World) -> Result<(), Violation> {
     world.read(volume, 0, 0)
 }
 
-/// K4: an extent is discarded whole while a fold writes to its base, and another volume, which waits
-/// for space, gets the base.
+/// K4: an extent is discarded whole while a fold writes to its base, and another volume, which
+/// waits for space, gets the base.
 fn discard_under_fold(world: &mut World) -> Result<(), Violation> {
     let (first, second) = (world.volume(4)?, world.volume(200)?);
     for block in 0..4 {

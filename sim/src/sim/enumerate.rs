@@ -87,7 +87,7 @@ pub fn short_profile(seed: u64) -> Profile {
 }
 
 /// A volume whose snapshots come and go while a few of its extents are written and discarded: first
-/// writes come to lie over shared extents, and folds make them plain again.
+/// writes of shared extents are redirected, and folds make the entries plain again.
 fn share(profile: &mut Profile, random: &mut fastrand::Rng) {
     profile.bend_to_folds(random);
     profile.devices = vec![24];

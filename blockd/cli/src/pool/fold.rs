@@ -38,7 +38,7 @@ pub(crate) struct Fold {
     #[arg(long, group = "action")]
     pub now: bool,
 
-    /// With --now, wait at most so long: 500ms, 30s, 10m [default: without limit]
+    /// With --now, the longest time to wait: 500ms, 30s, 10m [default: without limit]
     #[arg(long, value_name = "TIME", value_parser = duration, requires = "now")]
     pub wait: Option<Duration>,
 }
@@ -116,10 +116,11 @@ impl Fold {
             }
             if self.wait.is_some_and(|limit| begun.elapsed() >= limit) {
                 steps.clear();
+                let left = entries(now.composite_entries);
+                let limit = self.wait.unwrap_or_default();
                 let problem = format!(
-                    "has {} composite entries left and is not done within {:?}: folds go on",
-                    now.composite_entries,
-                    self.wait.unwrap_or_default()
+                    "has {left} left after {limit:?}. The daemon goes on folding: wait longer, \
+                     look with --status, or raise fold_rate"
                 );
                 return Err(Error::in_use(format!("pool {}", answer.name), problem));
             }
@@ -142,13 +143,26 @@ impl Folded {
         let Self { pool, folded_entries, folds, .. } = self;
         let left = match folds.composite_entries {
             0 => "no composite entry is left".to_owned(),
-            count => format!("{count} are left, whose extents are still shared"),
+            count if !folds.enabled || folds.rate_bytes == 0 => {
+                format!("{} left, folds are off (fold_rate)", entries(count))
+            }
+            count => {
+                let left = entries(count);
+                format!("{left} left: shared with a snapshot or clone, or the disk failed")
+            }
         };
         let copied = output.size(self.copied_bytes);
         match *folded_entries {
             0 => format!("{pool}: unchanged, {left}\n"),
             count => format!("{pool}: {count} folded, {copied} copied; {left}\n"),
         }
+    }
+}
+
+fn entries(count: u64) -> String {
+    match count {
+        1 => "1 composite entry".to_owned(),
+        count => format!("{count} composite entries"),
     }
 }
 
@@ -166,14 +180,18 @@ mod tests {
     fn the_answer_says_what_was_done_and_what_is_left() {
         let output = Output::with(false, false, Terminal::none());
         let done = |folded_entries, composite_entries| {
-            let folds = PoolFolds { enabled: true, composite_entries, ..PoolFolds::default() };
+            let on = PoolFolds { enabled: true, rate_bytes: 1, ..PoolFolds::default() };
+            let folds = PoolFolds { composite_entries, ..on };
             let copied_bytes = folded_entries * 4096;
             let changed = folded_entries > 0;
             Folded { changed, pool: "p".to_owned(), folded_entries, copied_bytes, folds }
         };
         let texts = [(0, 0), (0, 2), (3, 0)].map(|(a, b)| done(a, b).text(&output));
         assert_eq!(texts[0], "p: unchanged, no composite entry is left\n");
-        assert_eq!(texts[1], "p: unchanged, 2 are left, whose extents are still shared\n");
+        assert_eq!(
+            texts[1],
+            "p: unchanged, 2 composite entries left: shared with a snapshot or clone, or the disk failed\n"
+        );
         assert_eq!(texts[2], "p: 3 folded, 12 KiB copied; no composite entry is left\n");
     }
 

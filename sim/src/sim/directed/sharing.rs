@@ -152,7 +152,7 @@ pub(super) fn cut_under_checkpoint(world: &mut World) -> Result<(), Violation> {
     world.open()
 }
 
-/// K3: a write comes to lie over a shared extent, and meanwhile the last other reference to that is
+/// K3: a write is redirected, and meanwhile the last other reference to the shared extent is
 /// dropped. A second write of the extent would go into it, and not be found there.
 pub(super) fn write_beside_a_redirect(world: &mut World) -> Result<(), Violation> {
     let volume = world.volume(4)?;
