@@ -70,7 +70,8 @@ impl Entry {
     }
 
     /// As [`Self::of`], without a base of which nothing is read: each of its sub-blocks is in the
-    /// overlay too. A sub-block that the overlay has stays hidden, since a discard takes it from both.
+    /// overlay too. A sub-block that the overlay has stays hidden, since a discard takes it from
+    /// both.
     #[must_use]
     pub fn over(top: Mapping, base: Mapping) -> Self {
         Self::of(top, if base.valid & !top.valid == 0 { Mapping::UNMAPPED } else { base })

@@ -44,7 +44,7 @@ const UNITS: [&str; 2] = [concat!("<", "< 30"), concat!(">", "> 30")];
 const MACHINE_PATHS: [&str; 3] =
     [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/")];
 
-/// What a merge leaves at the begin of a line where it needs an answer.
+/// Left by a merge at the beginning of a line where it needs an answer.
 const MERGE_MARKS: [&str; 2] = [concat!("<<<", "<<<< "), concat!(">>>", ">>>> ")];
 
 /// Every banned word.

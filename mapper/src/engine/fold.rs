@@ -112,7 +112,7 @@ impl Fold {
         self.from == self.overlay
     }
 
-    /// What it takes of the allowance.
+    /// Bytes of the allowance that it takes.
     fn cost(&self, pool: &Pool) -> i64 {
         let len = u64::from(self.bits.count_ones()) * pool.geometry.sub_block_size();
         i64::try_from(len).unwrap_or(i64::MAX)
