@@ -20,6 +20,7 @@ use crate::entry::{Composite, Entry};
 use crate::io::{IoBuffer, IoError, IoOp};
 use crate::mutation::{Mutation, Situation, active, met};
 use crate::pool::{Pool, split};
+use crate::space::SpaceState;
 use crate::stripe::Stripe;
 use crate::sync::{Mutex, Ordering};
 use crate::units::{ExtentIndex, LeafId, PhysicalExtent, SlotIndex, VolumeId};
@@ -32,6 +33,12 @@ mod find;
 
 /// Waiting for older IO at the most: some operations of a slow disk.
 const DRAIN_LIMIT_NS: u64 = 100_000_000;
+/// A run of sub-blocks that takes longer to copy shows a slow medium. Clients come first there:
+/// folds pause for [`PAUSE_FACTOR`] times as long as it took.
+const SLOW_COPY_NS: u64 = 100_000_000;
+const PAUSE_FACTOR: u64 = 10;
+/// How much faster folds go where space is short: most of them return an extent.
+const HURRY: u64 = 4;
 
 /// Figures of folds since the pool was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -61,11 +68,13 @@ pub(crate) struct Folds {
     walk: Option<(VolumeId, SlotIndex, usize)>,
     /// Something was abandoned or put off during the walk: it begins again at this time.
     again_ns: Option<u64>,
-    /// Older IO did not end in time: no fold begins before this.
+    /// The media is slow, or older IO did not end in time: no fold begins before this.
     pause_ns: u64,
     running: Vec<Fold>,
     /// Families that a structure change waits to change: no fold of theirs begins.
     barred: Vec<VolumeId>,
+    /// The last LSN of a leaf in which folds are all that has changed since it was durable.
+    own: Option<(LeafId, u64)>,
     next_token: u64,
     /// Bytes that may be copied by now; below 0 after a fold took more.
     allowance: i64,
@@ -90,6 +99,8 @@ struct Fold {
     bits: u64,
     left: u64,
     stage: Stage,
+    /// When the read of the run under way was sent.
+    sent_ns: Option<u64>,
     /// The parity of the IO epoch that its copy is in.
     parity: Option<u8>,
     /// An operation of the copy has failed.
@@ -196,7 +207,7 @@ impl Engine {
     /// When folds go on at the latest, if they wait for the time.
     pub(super) fn fold_deadline(&self) -> Option<u64> {
         let folds = &self.folds;
-        let rate = folds.rate;
+        let rate = self.fold_pace();
         if rate == 0 || self.closing {
             return None;
         }
@@ -237,9 +248,15 @@ impl Engine {
         self.look_for_folds();
     }
 
+    /// Bytes a second that folds may copy at present.
+    fn fold_pace(&self) -> u64 {
+        let is_short = self.space_watch().state() != SpaceState::Normal;
+        if is_short { self.folds.rate.saturating_mul(HURRY) } else { self.folds.rate }
+    }
+
     fn refill_allowance(&mut self) {
+        let rate = self.fold_pace();
         let folds = &mut self.folds;
-        let rate = folds.rate;
         let passed = self.now_ns.saturating_sub(folds.refilled_ns);
         let more = u128::from(passed) * u128::from(rate) / 1_000_000_000;
         if more > 0 {
@@ -284,6 +301,16 @@ impl Engine {
 
     /// Continues a fold; `true` when it has ended.
     fn step_fold(&mut self, at: usize) -> bool {
+        let fold = &mut self.folds.running[at];
+        if fold.stage != Stage::Out
+            && let Some(sent_ns) = fold.sent_ns.take()
+        {
+            let took_ns = self.now_ns.saturating_sub(sent_ns);
+            if took_ns > SLOW_COPY_NS {
+                let until = self.now_ns.saturating_add(took_ns.saturating_mul(PAUSE_FACTOR));
+                self.folds.pause_ns = self.folds.pause_ns.max(until);
+            }
+        }
         match self.folds.running[at].stage {
             Stage::Draining(until) => {
                 let is_drained = self.pool.epochs.reached(until) || active(Mutation::FoldUndrained);
@@ -293,7 +320,7 @@ impl Engine {
                     return false;
                 }
                 if !is_drained {
-                    self.folds.pause_ns = self.later();
+                    self.folds.pause_ns = self.folds.pause_ns.max(self.later());
                 }
                 self.folds.running[at].stage =
                     if is_drained { self.begin_copy(at) } else { Stage::Ending(false) };
@@ -324,7 +351,7 @@ impl Engine {
         let Some(it) = fold.is_of(pool.arena.entry(leaf, fold.extent.entry())) else {
             return Stage::Ending(false);
         };
-        if fold.is_down() && !is_durable(pool, leaf) {
+        if fold.is_down() && !is_durable(pool, leaf, self.folds.own) {
             return Stage::Ending(false);
         }
         fold.bits = if fold.is_down() { it.top } else { it.under & !it.top };
@@ -350,6 +377,7 @@ impl Engine {
             return;
         };
         fold.stage = Stage::Out;
+        fold.sent_ns = Some(self.now_ns);
         let (device, base) = self.pool.place(from);
         let offset = base + u64::from(first) * sub_block;
         self.io.push(device, IoOp::Read { offset, buffer }, Purpose::Fold { token });
@@ -429,8 +457,11 @@ impl Engine {
                 self.folds.allowance = self.folds.allowance.saturating_add(fold.cost(&pool));
             }
         } else {
-            let step = (now, new);
+            let (step, leaf) = ((now, new), || directory.load(fold.extent.slot()));
+            let was_durable = leaf().is_some_and(|leaf| is_durable(&pool, leaf, self.folds.own));
             site.set(&mut self.spares, || guard.take_lsn(1), fold.extent, step, reserved);
+            let last = leaf().filter(|_| was_durable).map(|leaf| (leaf, last_lsn(&pool, leaf)));
+            self.folds.own = last;
             met(if fold.is_down() { Situation::FoldedDown } else { Situation::FoldedUp });
             self.folds.status.folded += 1;
         }
@@ -458,8 +489,13 @@ fn folded(fold: &Fold, it: Composite) -> Entry {
     Entry::Mapped { physical: fold.to, valid }
 }
 
-/// Whether an entry of the leaf is durable. The leaf's last LSN stands for it: never too low.
-fn is_durable(pool: &Pool, leaf: LeafId) -> bool {
-    let changed = pool.arena.meta(leaf).last_lsn.load(Ordering::Acquire);
-    changed <= pool.progress.0.durable.load(Ordering::SeqCst)
+fn last_lsn(pool: &Pool, leaf: LeafId) -> u64 {
+    pool.arena.meta(leaf).last_lsn.load(Ordering::Acquire)
+}
+
+/// Whether the composite entries of the leaf are durable. The leaf's last LSN stands for them:
+/// never too low. Folds change other entries (`own`), which are plain then.
+fn is_durable(pool: &Pool, leaf: LeafId, own: Option<(LeafId, u64)>) -> bool {
+    let last = last_lsn(pool, leaf);
+    own == Some((leaf, last)) || last <= pool.progress.0.durable.load(Ordering::SeqCst)
 }

@@ -90,7 +90,7 @@ impl Engine {
         let Entry::Composite(it) = site.entry(extent) else { return };
         let Some((from, to, bits)) = direction(&site, extent, it) else { return };
         let leaf = directory.load(extent.slot()).unwrap_or_default();
-        let is_durable = is_durable(&pool, leaf);
+        let is_durable = is_durable(&pool, leaf, self.folds.own);
         let is_busy = from == it.overlay && !is_durable
             || stripe.is_full()
             || stripe.on(identity.id, extent).next().is_some();
@@ -133,6 +133,7 @@ impl Engine {
             bits,
             left: bits,
             stage: Stage::Draining(until),
+            sent_ns: None,
             parity: None,
             failed: false,
         };
