@@ -38,9 +38,10 @@ fn image(folder: &Folder) -> PathBuf {
     path
 }
 
+const NODE: &str = "[node]\nid = \"00000001-0000-4000-8000-000000000001\"\n";
+
 fn daemon(name: &str, pool: &Path) -> Daemon {
-    let lines = "lock_wait = \"1s\"\n";
-    daemon_with(name, pool, lines, "[node]\nid = \"00000001-0000-4000-8000-000000000001\"\n")
+    daemon_with(name, pool, "lock_wait = \"1s\"\n", NODE)
 }
 
 fn daemon_with(name: &str, pool: &Path, pool_lines: &str, tables: &str) -> Daemon {
@@ -286,7 +287,8 @@ fn a_daemon_that_was_killed_is_followed_at_once_on_its_host() {
     let folder = Folder::new("again").unwrap();
     let file = image(&folder);
     let disk = Loop::over(&file).unwrap();
-    let mut daemon = daemon("again", disk.path());
+    // The kernel may take a while to end what a killed process had under way.
+    let mut daemon = daemon_with("again", disk.path(), "lock_wait = \"20s\"\n", NODE);
     daemon.start().unwrap();
     daemon.add("data", 16 * MIB).unwrap();
     let mut fastest = LONG;

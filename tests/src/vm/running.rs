@@ -21,6 +21,8 @@ const STARTED: &str = "@@started";
 /// The kernel's message when a fault of qemu's ends it: while the kernel changes its own code, one
 /// emulated processor runs the previous bytes, and meets a breakpoint without an owner.
 const EMULATOR: &str = "Oops: int3";
+/// For a boot, which takes seconds. A processor that qemu does not bring up hangs for ever.
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// Lines of output that an error shows.
 const SHOWN: usize = 40;
 
@@ -79,14 +81,18 @@ impl Running {
 
     /// Waits until the guest is as far as the script.
     pub(super) fn booted(&mut self) -> Result<()> {
-        self.wait_for(STARTED)?;
+        let limit = self.limit;
+        self.limit = limit.min(BOOT_LIMIT);
+        let started = self.wait_for(STARTED);
+        self.limit = limit;
         self.text.clear();
-        Ok(())
+        started.map(|_| ())
     }
 
-    /// Whether the kernel died of the emulator and not by itself.
+    /// Whether the kernel died of the emulator and not by itself, or hangs before it has begun with
+    /// anything of ours.
     pub(super) fn emulator_failed(&self) -> bool {
-        self.console().contains(EMULATOR)
+        self.console().contains(EMULATOR) || self.started.elapsed() >= BOOT_LIMIT
     }
 
     /// The next line that contains this.
