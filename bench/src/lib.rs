@@ -5,6 +5,7 @@
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 pub mod alloc_count;
 
+pub mod after_snapshot;
 pub mod before;
 pub mod block;
 pub mod budgets;

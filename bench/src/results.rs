@@ -12,16 +12,18 @@ use crate::stats::Ratio;
 use crate::ublk::Mode;
 
 /// Claim groups and the titles of their charts.
-const GROUPS: [(&str, &str); 17] = [
+const GROUPS: [(&str, &str); 19] = [
     ("nbd-tmpfs", "NBD, a file on tmpfs: blockd beside the best server"),
     ("nbd-memory", "NBD, memory: blockd beside the best server"),
     ("nbd-disk", "NBD, a file on a disk: blockd beside the best server"),
     ("nbd-first-touch", "NBD, first writes to extents: blockd beside overwrites and qcow2"),
+    ("nbd-after-snapshot", "NBD, first writes after snapshots, and reads: blockd beside itself"),
     ("nbd-pmem", "NBD, persistent memory, blocks never torn: blockd beside the best server"),
     ("nbd-pmem-torn", "NBD, persistent memory, blocks may be torn: blockd beside the best server"),
     ("nbd-budgets", "NBD: counts and memory of blockd, as parts of their limits"),
     ("ublk-mapped", "ublk, blocks that were written before: blockd beside rublk's loop"),
     ("ublk-first-touch", "ublk, first writes to extents: blockd beside overwrites and dm-thin"),
+    ("ublk-after-snapshot", "ublk, first writes after snapshots: blockd beside itself and dm-thin"),
     ("ublk-counts", "ublk, calls of io_uring_enter: blockd beside rublk's loop"),
     ("ublk-budgets", "ublk: counts and pauses of blockd, as parts of their limits"),
     ("ublk-pmem-mapped", "ublk, persistent memory: blockd beside rublk's loop"),

@@ -225,8 +225,13 @@ pub(crate) fn bench_snapshot(root: &Path, arguments: &[String]) -> Result<()> {
     if beside || (only.is_none() && !json) {
         let mut words = vec!["--only".to_owned(), only.map_or(BESIDE, String::as_str).to_owned()];
         words.extend(arguments.iter().find(|word| *word == "--quick").cloned());
-        bench_nbd(root, &words)?;
-        bench_ublk(root, &words)?;
+        if let Some(at) = arguments.iter().position(|word| word == "--pairs") {
+            words.extend(arguments[at..].iter().take(2).cloned());
+        }
+        let served = bench_nbd(root, &words);
+        // A part that fails must not hide the other one.
+        let machine = bench_ublk(root, &words);
+        served.and(machine)?;
     }
     Ok(())
 }

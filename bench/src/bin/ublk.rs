@@ -106,6 +106,7 @@ fn main() -> Result<()> {
     findings.note("first-touch", done);
     let done = after_snapshot::measure(&bench, print::after_snapshot);
     let done = done.map(|outcomes| {
+        findings.claims.extend(outcomes.iter().flat_map(after_snapshot::Outcome::claims));
         findings.after_snapshot = outcomes.iter().map(print::after_snapshot_json).collect();
     });
     findings.note("after-snapshot", done);

@@ -79,6 +79,19 @@ enum Kind {
     Write,
     /// Each into an extent of its own that was never written.
     FirstWrite,
+    /// Of a volume where one entry in nine is composite.
+    CompositeRead,
+}
+
+impl Kind {
+    const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::FirstWrite)
+    }
+
+    /// Whether other servers have the row too.
+    const fn is_of_any_server(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
 }
 
 impl Workload {
@@ -95,7 +108,7 @@ impl Workload {
     /// Bytes of the volume.
     const fn volume(&self) -> u64 {
         match self.kind {
-            Kind::Read | Kind::Write => VOLUME,
+            Kind::Read | Kind::Write | Kind::CompositeRead => VOLUME,
             // A quarter to warm up, and those that are traced.
             Kind::FirstWrite => (self.operations / 4 + self.operations + MOST_TRACED) * EXTENT,
         }
@@ -103,19 +116,24 @@ impl Workload {
 }
 
 /// The rows of each target.
-pub const WORKLOADS: [Workload; 8] = [
+pub const WORKLOADS: [Workload; 9] = [
     Workload::new("read 4k, 1", Kind::Read, 4, 1, 8000),
     Workload::new("write 4k, 1", Kind::Write, 4, 1, 8000),
     Workload::new("read 4k, 32", Kind::Read, 4, 32, 16000),
     Workload::new("write 4k, 32", Kind::Write, 4, 32, 16000),
     Workload::new("read 128k, 8", Kind::Read, 128, 8, 1000),
     Workload::new("write 128k, 8", Kind::Write, 128, 8, 1000),
+    Workload::new("composite read 4k, 32", Kind::CompositeRead, 4, 32, 16000),
     Workload::new("first write 4k, 1", Kind::FirstWrite, 4, 1, 4000),
     Workload::new("first write 4k, 32", Kind::FirstWrite, 4, 32, 6000),
 ];
 
 /// Bytes of an extent of the pool for first writes.
 const EXTENT: u64 = 64 << 10;
+/// Bytes of an extent of the other pool.
+const LARGE_EXTENT: u64 = 256 << 10;
+/// One extent in nine is half written after a snapshot: a little more than a tenth of all.
+const OVERLAID: u64 = 9;
 
 /// The server's cost of each operation of a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -166,7 +184,7 @@ impl Bench {
             return Ok(Some(()));
         }
         let mode = if let Target::Ublk(mode) = target { mode } else { Mode::Copy };
-        let pool = Pool { name: "counted", disk: Disk::First, extent: 256 << 10 };
+        let pool = Pool { name: "counted", disk: Disk::First, extent: LARGE_EXTENT };
         let touched = Pool { name: "touched", disk: Disk::Second, extent: EXTENT };
         let folder = self.scratch.join(target.name().replace(' ', "-"));
         let daemon = Daemon::start(&self.blockd, &folder, mode, &[pool, touched])?;
@@ -185,8 +203,15 @@ impl Bench {
         };
         let Some(mut volume) = open(pool, "volume", VOLUME)? else { return Ok(None) };
         self.rows(target, pid, &mut volume, &mut row)?;
+        let of = |kind| wanted.iter().filter(move |(_, one)| one.kind == kind);
+        for (name, workload) in of(Kind::CompositeRead) {
+            daemon.snapshot(pool.name, "volume", "kept")?;
+            volume.overlay().context("write to shared extents")?;
+            let cost = self.count(&mut volume, pid, workload).with_context(|| name.clone())?;
+            row(name, cost);
+        }
         volume.leave()?;
-        for (name, workload) in wanted.iter().filter(|(_, one)| one.kind == Kind::FirstWrite) {
+        for (name, workload) in of(Kind::FirstWrite) {
             std::thread::sleep(AT_REST);
             let volume = open(touched, &format!("depth-{}", workload.depth), workload.volume())?;
             let mut volume = volume.context("another mode than before")?;
@@ -230,7 +255,7 @@ impl Bench {
         let (filling, requests) = Pattern::filling(VOLUME);
         volume.run(&filling, requests).context("fill the volume")?;
         let wanted = self.wanted(target).into_iter();
-        for (name, workload) in wanted.filter(|(_, one)| one.kind != Kind::FirstWrite) {
+        for (name, workload) in wanted.filter(|(_, one)| one.kind.is_of_any_server()) {
             let cost = self.count(volume, pid, workload).with_context(|| name.clone())?;
             row(&name, cost);
         }
@@ -241,11 +266,11 @@ impl Bench {
         volume.begin_anew()?;
         let operations = if self.quick { workload.operations / 8 } else { workload.operations };
         let &Workload { kind, bytes, depth, .. } = workload;
-        let (write, span) = (kind != Kind::Read, workload.volume());
+        let (write, span) = (kind.writes(), workload.volume());
         let mut done = 0;
         let mut run = |requests: u64| {
             let order = match kind {
-                Kind::Read | Kind::Write => Order::Random(1),
+                Kind::Read | Kind::Write | Kind::CompositeRead => Order::Random(1),
                 Kind::FirstWrite => Order::Strided(done, EXTENT),
             };
             done += requests;
@@ -307,6 +332,14 @@ impl Volume {
             Self::Export { client, .. } => client.run(pattern, exactly(requests)),
             Self::Device(path) => Device::open(path, pattern)?.run(pattern, exactly(requests)),
         }
+    }
+
+    /// Writes half of one extent in [`OVERLAID`].
+    fn overlay(&mut self) -> Result<()> {
+        let stride = OVERLAID * LARGE_EXTENT;
+        let (bytes, order) = (usize::try_from(LARGE_EXTENT / 2)?, Order::Strided(0, stride));
+        let pattern = Pattern { write: true, bytes, depth: 1, span: VOLUME, order };
+        self.run(&pattern, VOLUME / stride)
     }
 
     fn leave(self) -> Result<()> {

@@ -4,6 +4,7 @@ pub mod after_snapshot;
 pub mod before;
 pub mod claims;
 pub(crate) mod client;
+pub mod composite_reads;
 pub mod counts;
 pub mod endurance;
 pub mod fio;

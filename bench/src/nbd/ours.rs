@@ -11,7 +11,7 @@ use super::claims::Medium;
 use super::server::{Image, Kind, Server, spawn};
 
 /// The volume.
-const VOLUME: &str = "bench";
+pub(super) const VOLUME: &str = "bench";
 
 /// The pool's own space, beyond the volume's size: a 32nd for granted but unused extents, and
 /// metadata.
@@ -60,9 +60,17 @@ pub(crate) fn add_volume(image: &Image, blockd: &Path, name: &str, size: u64) ->
     Ok(answer["uri"].as_str().context("blockd add: no uri")?.to_owned())
 }
 
-/// Takes a snapshot of the volume.
-pub(super) fn snapshot(image: &Image, blockd: &Path, number: u64) -> Result<()> {
-    ask(image, blockd, &["snapshot", &format!("{VOLUME}=kept{number}")]).map(|_| ())
+/// Takes a snapshot of this name of a volume.
+pub(super) fn snapshot(image: &Image, blockd: &Path, volume: &str, name: &str) -> Result<()> {
+    ask(image, blockd, &["snapshot", &format!("{volume}={name}")]).map(|_| ())
+}
+
+/// Returns the number of composite entries of the pool.
+pub(super) fn composite_entries(image: &Image, blockd: &Path) -> Result<u64> {
+    let answer = ask(image, blockd, &["pool", "show", "bench", "--json"])?;
+    let answer: Value = serde_json::from_str(&answer).context("blockd pool show --json")?;
+    let entries = answer["pool"]["folds"]["composite_entries"].as_u64();
+    entries.context("blockd pool show: no composite_entries")
 }
 
 fn ask(image: &Image, blockd: &Path, arguments: &[&str]) -> Result<String> {

@@ -1,8 +1,8 @@
-//! Writes to a volume that a snapshot shares everything with: before it, the first after it, and
-//! the same blocks once more, ours beside dm-thin's. Nothing is claimed: a first write copies its
-//! extent, as dm-thin does.
+//! Writes to a volume that snapshots share everything with, ours beside dm-thin's with chunks of
+//! the same size.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use nix::sys::signal::Signal;
@@ -11,21 +11,20 @@ use super::backing::Disk;
 use super::daemon::{Daemon, Pool};
 use super::peers::{Chunk, Device, Thin};
 use super::{Bench, Mode};
+use crate::after_snapshot::{self, BETWEEN, FIRST, RUNS, Round, Subject};
 use crate::block::{Sample, Settings, Turn};
-use crate::stats::{Ratio, median};
+use crate::load::{self, Order, Pattern, exactly};
+use crate::nbd::print::Claim;
 
 /// Bytes of the volume, all of them written before.
 const FILLED: u64 = 512 << 20;
 /// Bytes of an operation.
 const OPERATION: u64 = 4096;
-/// One chunk in this many is written: more would often find one that is copied already.
+/// One chunk in this many is written: more would often find one that is copied already, and the
+/// ramdisks have no room for them.
 const SPREAD: u64 = 4;
-/// Rounds: nothing is claimed.
-const ROUNDS: usize = 5;
-const ROUNDS_QUICK: usize = 2;
-
-/// The three runs of a round, as the table has them.
-pub const RUNS: [&str; 3] = ["before", "first write after", "again"];
+/// Our first writes after a snapshot, beside dm-thin's.
+const OF_THIN: f64 = 5.0;
 
 /// The results with one size of chunks at one depth.
 #[derive(Clone, Debug)]
@@ -36,8 +35,8 @@ pub struct Outcome {
     pub depth: u32,
     /// Operations of a run.
     pub operations: u64,
-    /// The three runs of each round, by device.
-    pub samples: BTreeMap<String, Vec<[Sample; 3]>>,
+    /// The runs of each round, by device.
+    pub samples: BTreeMap<&'static str, Vec<[Sample; RUNS.len()]>>,
 }
 
 impl Outcome {
@@ -47,28 +46,43 @@ impl Outcome {
         name(self.chunk, self.depth)
     }
 
-    /// The part of the writes that copy, on average: places are drawn.
+    /// The part of the writes that are the first of a chunk, on average: places are drawn.
     #[must_use]
-    pub fn copying(&self) -> f64 {
+    pub fn firsts(&self) -> f64 {
         let chunks = (FILLED / self.chunk) as f64;
         let drawn = self.operations as f64;
         chunks * (1.0 - (1.0 - 1.0 / chunks).powf(drawn)) / drawn
     }
 
-    /// Median operations per second of each run.
+    /// IOPS of each round, by device; ours first.
     #[must_use]
-    pub fn iops(&self, device: &str) -> Option<[f64; 3]> {
-        let rounds = self.samples.get(device)?;
-        let of = |run: usize| median(&rounds.iter().map(|all| all[run].iops).collect::<Vec<_>>());
-        Some([of(0)?, of(1)?, of(2)?])
+    pub fn iops(&self) -> Vec<(String, Vec<Round>)> {
+        let of = |device: &str| -> Option<(String, Vec<Round>)> {
+            let rounds = self.samples.get(device)?.iter();
+            Some((device.to_owned(), rounds.map(|all| all.map(|one| one.iops)).collect()))
+        };
+        [OURS, THIN].into_iter().filter_map(of).collect()
     }
 
-    /// Ours beside dm-thin's, in one of the runs.
+    /// Returns the claims of ours: first writes beside those before the snapshots, and beside
+    /// dm-thin's.
     #[must_use]
-    pub fn beside(&self, run: usize) -> Option<Ratio> {
-        let (ours, thin) = (self.samples.get(OURS)?, self.samples.get(THIN)?);
-        let pairs = ours.iter().zip(thin);
-        Ratio::of(&pairs.map(|(a, b)| a[run].iops / b[run].iops).collect::<Vec<_>>())
+    pub fn claims(&self) -> Vec<Claim> {
+        let all = self.iops();
+        let [(_, ours), (_, thin)] = all.as_slice() else { return Vec::new() };
+        let before = after_snapshot::claims(ours)
+            .map(|(claim, ratio)| (claim, ratio, after_snapshot::TARGET));
+        let of_thin = FIRST.into_iter().filter_map(|run| {
+            let claim = format!("IOPS, writes {}, ours / {THIN}", RUNS[run]);
+            Some((claim, after_snapshot::beside(ours, thin, run)?, OF_THIN))
+        });
+        let (workload, pairs) = (self.name(), ours.len());
+        let all = before.chain(of_thin);
+        all.map(|(claim, ratio, target)| {
+            let workload = workload.clone();
+            Claim { workload, claim, ratio, target, pairs }
+        })
+        .collect()
     }
 }
 
@@ -88,13 +102,17 @@ pub fn measure(bench: &Bench, mut show: impl FnMut(&Outcome)) -> Result<Vec<Outc
     if wanted.is_empty() || bench.only.is_none() {
         return Ok(Vec::new());
     }
-    for disk in [Disk::First, Disk::Second, Disk::ThinSmall, Disk::ThinLarge] {
-        disk.warm(FILLED + FILLED / 2)?;
-    }
     let pools = [
-        Pool { name: "small", disk: Disk::First, extent: 64 << 10 },
-        Pool { name: "large", disk: Disk::Second, extent: 256 << 10 },
+        (Pool { name: "small", disk: Disk::First, extent: 64 << 10 }, Disk::ThinSmall),
+        (Pool { name: "large", disk: Disk::Second, extent: 256 << 10 }, Disk::ThinLarge),
     ];
+    let used = pools.iter().filter(|(pool, _)| wanted.iter().any(|case| case.0 == pool.extent));
+    for (pool, thin) in used {
+        // What the snapshots of a round keep is about as much again.
+        pool.disk.warm(2 * FILLED)?;
+        thin.warm(2 * FILLED)?;
+    }
+    let pools = pools.map(|(pool, _)| pool);
     let folder = bench.jobs.scratch.join("after-snapshot");
     let daemon = match &bench.blockd {
         Some(program) => Some(Daemon::start(program, &folder, Mode::ZeroCopy, &pools)?),
@@ -115,7 +133,6 @@ pub fn measure(bench: &Bench, mut show: impl FnMut(&Outcome)) -> Result<Vec<Outc
 
 fn one(bench: &Bench, daemon: Option<&Daemon>, pool: &Pool, depth: u32) -> Result<Outcome> {
     const VOLUME: &str = "written";
-    const SNAPSHOT: &str = "kept";
     let chunk = pool.extent;
     let operations = FILLED / chunk / SPREAD;
     let small = chunk == 64 << 10;
@@ -123,20 +140,31 @@ fn one(bench: &Bench, daemon: Option<&Daemon>, pool: &Pool, depth: u32) -> Resul
         if small { (Disk::ThinSmall, Disk::MetaSmall) } else { (Disk::ThinLarge, Disk::MetaLarge) };
     let mut thin = Thin::start(Chunk { bytes: chunk, zeroing: true }, data, meta)?;
     let mut outcome = Outcome { chunk, depth, operations, samples: BTreeMap::new() };
-    let rounds = if bench.quick { ROUNDS_QUICK } else { ROUNDS };
     // The first is a warm-up.
-    for round in 0..=rounds {
-        let runs = Runs { bench, depth, operations, seed: round as u64 + 1 };
-        if let Some(daemon) = daemon {
-            let (device, _) = daemon.add(pool.name, VOLUME, FILLED)?;
-            let three = runs.three(&device, || daemon.snapshot(pool.name, VOLUME, SNAPSHOT))?;
-            daemon.delete(pool.name, SNAPSHOT)?;
-            daemon.delete(pool.name, VOLUME)?;
-            outcome.samples.entry(OURS.to_owned()).or_default().push(three);
+    for round in 0..=bench.pairs {
+        let ours = daemon.map(|daemon| Ours { daemon, pool: pool.name, volume: VOLUME });
+        let mut devices = Vec::new();
+        if let Some(Ours { daemon, pool, volume }) = ours {
+            devices.push((OURS, daemon.add(pool, volume, FILLED)?.0));
         }
-        let device = thin.renew(FILLED)?;
-        let three = runs.three(&device, || thin.snapshot())?;
-        outcome.samples.entry(THIN.to_owned()).or_default().push(three);
+        devices.push((THIN, thin.renew(FILLED)?));
+        // Each is first in half of the rounds.
+        if round % 2 == 1 {
+            devices.reverse();
+        }
+        let mut both = Both { bench, depth, operations, ours, thin: &mut thin, devices };
+        both.fill()?;
+        let runs = after_snapshot::round(&mut both, round)?;
+        for (turn, (name, _)) in both.devices.iter().enumerate() {
+            let rounds = outcome.samples.entry(*name).or_default();
+            let runs = runs.iter().map(|all| all.get(turn).copied());
+            let runs: Option<Vec<Sample>> = runs.collect();
+            let runs = runs.and_then(|all| <[Sample; RUNS.len()]>::try_from(all).ok());
+            rounds.push(runs.context("fio has not run on each device")?);
+        }
+        if let Some(ours) = both.ours {
+            ours.delete()?;
+        }
     }
     for samples in outcome.samples.values_mut() {
         samples.remove(0);
@@ -144,30 +172,75 @@ fn one(bench: &Bench, daemon: Option<&Daemon>, pool: &Pool, depth: u32) -> Resul
     Ok(outcome)
 }
 
-struct Runs<'a> {
+/// Our volume.
+#[derive(Clone, Copy)]
+struct Ours<'a> {
+    daemon: &'a Daemon,
+    pool: &'a str,
+    volume: &'a str,
+}
+
+impl Ours<'_> {
+    fn snapshot(&self, number: u64) -> Result<()> {
+        self.daemon.snapshot(self.pool, self.volume, &format!("kept{number}"))
+    }
+
+    /// Deletes it, then its snapshots, so that nothing is folded.
+    fn delete(&self) -> Result<()> {
+        self.daemon.delete(self.pool, self.volume)?;
+        (1..=after_snapshot::SNAPSHOTS)
+            .try_for_each(|number| self.daemon.delete(self.pool, &format!("kept{number}")))
+    }
+}
+
+/// Our volume and dm-thin's, one after the other in each run of fio.
+struct Both<'a> {
     bench: &'a Bench,
     depth: u32,
     operations: u64,
-    seed: u64,
+    ours: Option<Ours<'a>>,
+    thin: &'a mut Thin,
+    devices: Vec<(&'static str, Device)>,
 }
 
-impl Runs<'_> {
-    fn three(&self, device: &Device, snapshot: impl FnOnce() -> Result<()>) -> Result<[Sample; 3]> {
-        let turn = [Turn::device(&device.path, device.server)];
-        self.bench.jobs.run("fill", &Settings::default(), &turn)?;
-        let before = self.once(&turn)?;
-        snapshot()?;
-        Ok([before, self.once(&turn)?, self.once(&turn)?])
+impl Both<'_> {
+    fn run(&self, job: &str, settings: &Settings) -> Result<Vec<Sample>> {
+        let devices = self.devices.iter();
+        let turns: Vec<Turn> =
+            devices.map(|(_, device)| Turn::device(&device.path, device.server)).collect();
+        self.bench.jobs.run(job, settings, &turns)
     }
 
-    fn once(&self, turn: &[Turn]) -> Result<Sample> {
-        let settings = Settings {
-            depth: self.depth,
-            seed: self.seed,
-            bytes: self.operations * OPERATION,
-            ..Settings::default()
-        };
-        let samples = self.bench.jobs.run("first-touch", &settings, turn)?;
-        samples.first().copied().context("fio has shown nothing")
+    fn fill(&self) -> Result<()> {
+        self.run("fill", &Settings::default()).map(|_| ())
+    }
+
+    fn write_some(&self, path: &Path, seed: u64) -> Result<()> {
+        let order = Order::Random(seed);
+        let bytes = usize::try_from(OPERATION)?;
+        let pattern = Pattern { write: true, bytes, depth: 32, span: FILLED, order };
+        load::Device::open(path, &pattern)?.run(&pattern, exactly(self.operations / BETWEEN))
+    }
+}
+
+impl Subject for Both<'_> {
+    type Sample = Vec<Sample>;
+
+    fn write(&mut self, seed: u64) -> Result<Vec<Sample>> {
+        let (depth, bytes) = (self.depth, self.operations * OPERATION);
+        // 0 would be a seed of fio's own.
+        let seed = seed + 1;
+        self.run("first-touch", &Settings { depth, seed, bytes, ..Settings::default() })
+    }
+
+    fn write_between(&mut self, seed: u64) -> Result<()> {
+        self.devices.iter().try_for_each(|(_, device)| self.write_some(&device.path, seed))
+    }
+
+    fn snapshot(&mut self, number: u64) -> Result<()> {
+        if let Some(ours) = self.ours {
+            ours.snapshot(number)?;
+        }
+        self.thin.snapshot()
     }
 }

@@ -88,29 +88,18 @@ pub fn first_touch(outcome: &first_touch::Outcome) {
     }
 }
 
-/// Writes before and after a snapshot, for readers.
+/// Writes before and after snapshots, for readers.
 pub fn after_snapshot(outcome: &after_snapshot::Outcome) {
     println!(
-        "\n### {}\n\n{} random writes of 4 KiB at depth {}; {:.1} % of the first after the \
-         snapshot copy a chunk of {} KiB\n",
+        "\n### {}\n\n{} random writes of 4 KiB at depth {}; {:.1} % of those after a snapshot are \
+         the first of a chunk of {} KiB\n",
         outcome.name(),
         outcome.operations,
         outcome.depth,
-        outcome.copying() * 100.0,
+        outcome.firsts() * 100.0,
         outcome.chunk >> 10
     );
-    let [before, first, again] = after_snapshot::RUNS;
-    println!("| IOPS | {before} | {first} | {again} |\n|---|---:|---:|---:|");
-    for device in outcome.samples.keys() {
-        if let Some([before, first, again]) = outcome.iops(device) {
-            println!("| {device} | {before:.0} | {first:.0} | {again:.0} |");
-        }
-    }
-    for (run, name) in after_snapshot::RUNS.into_iter().enumerate() {
-        if let Some(ratio) = outcome.beside(run) {
-            println!("\n{name}, ours beside dm-thin's: {ratio}");
-        }
-    }
+    crate::after_snapshot::print(&outcome.iops());
 }
 
 /// The same as JSON.
@@ -123,7 +112,7 @@ pub fn after_snapshot_json(outcome: &after_snapshot::Outcome) -> Value {
     json!({
         "workload": outcome.name(),
         "operations": outcome.operations,
-        "copying": outcome.copying(),
+        "firsts": outcome.firsts(),
         "devices": devices.collect::<Vec<_>>(),
     })
 }

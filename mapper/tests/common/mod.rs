@@ -24,6 +24,9 @@ pub(crate) struct Media {
     pub(crate) flushes: u64,
     pub(crate) writes: u64,
     pub(crate) fua_writes: u64,
+    /// Bytes that all devices have read and written, for requests and for the engine.
+    pub(crate) read_bytes: u64,
+    pub(crate) written_bytes: u64,
 }
 
 impl Media {
@@ -40,11 +43,13 @@ impl Media {
                 let at = usize::try_from(*offset).unwrap();
                 let bytes = buffer.as_bytes_mut();
                 bytes.copy_from_slice(&device[at..at + bytes.len()]);
+                self.read_bytes += bytes.len() as u64;
             }
             IoOp::Write { offset, buffer, fua } => {
                 let at = usize::try_from(*offset).unwrap();
                 let bytes = buffer.as_bytes();
                 device[at..at + bytes.len()].copy_from_slice(bytes);
+                self.written_bytes += bytes.len() as u64;
                 self.writes += 1;
                 self.fua_writes += u64::from(*fua);
             }
@@ -206,6 +211,12 @@ impl Rig {
                     (usize::try_from(op.offset).unwrap(), usize::try_from(op.len).unwrap());
                 let from = usize::try_from(op.buffer_offset).unwrap();
                 let device = usize::from(op.device.0);
+                if matches!(op.kind, OpKind::Read | OpKind::Copy { .. }) {
+                    self.media.read_bytes += op.len;
+                }
+                if !matches!(op.kind, OpKind::Read | OpKind::ReadZeroes | OpKind::Flush) {
+                    self.media.written_bytes += op.len;
+                }
                 match op.kind {
                     OpKind::Read => {
                         data[from..from + len]

@@ -70,8 +70,8 @@ struct Arguments {
 const JSON: &str = "@@json ";
 /// The last line, with how the bench ended.
 const ENDED: &str = "@@bench ";
-/// After this the machine is stopped.
-const LIMIT: Duration = Duration::from_secs(40 * 60);
+/// After this the machine is stopped. `after-snapshot` has the most runs of fio, 240.
+const LIMIT: Duration = Duration::from_secs(60 * 60);
 
 /// Ramdisks of the size and number that the bench uses, and tracing for its counts.
 const BEFORE: &str = "rmmod brd; insmod /modules/*brd.ko* rd_nr=7 rd_size=2097152 || exit 1\n\
