@@ -208,14 +208,22 @@ pub(crate) fn bench_device(root: &Path, arguments: &[String]) -> Result<()> {
 }
 
 /// Runs the bench of snapshots, and of writes after them compared with others: qcow2 over NBD, and
-/// dm-thin in a virtual machine.
+/// dm-thin in a virtual machine. The space that a clone of an installed system takes is measured
+/// only on request.
 ///
 /// # Errors
 /// As [`bench_nbd`].
 pub(crate) fn bench_snapshot(root: &Path, arguments: &[String]) -> Result<()> {
     const BESIDE: &str = "after-snapshot";
+    const PACKING: &str = "packing";
     let at = arguments.iter().position(|word| word == "--only");
     let only = at.and_then(|at| arguments.get(at + 1));
+    if only.is_some_and(|only| only == PACKING) {
+        setup::ensure(&[&setup::MACHINES[..], &[setup::MMDEBSTRAP]].concat())?;
+        let json: Vec<String> =
+            arguments.iter().filter(|word| *word == "--json").cloned().collect();
+        return built::run(root, "packing_bench", &json);
+    }
     let beside = only.is_some_and(|only| only.starts_with(BESIDE));
     if !beside {
         release(root, "blockd-bench", "snapshot", arguments)?;

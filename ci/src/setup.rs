@@ -102,6 +102,8 @@ pub(crate) const NBD_BENCH: [Tool; 8] =
 
 /// The tools of `cargo ci bench ublk` in its virtual machine, beside [`MACHINES`].
 pub(crate) const UBLK_BENCH: [Tool; 2] = [FIO, LOSETUP];
+/// Installs Debian for `cargo ci bench snapshot --only packing`.
+pub(crate) const MMDEBSTRAP: Tool = Tool { program: "mmdebstrap", package: "mmdebstrap" };
 /// The build dependencies and tools of `cargo ci bench --device`.
 pub(crate) const DEVICE_BENCH: [Tool; 2] = [LIBCLANG, FIO];
 

@@ -4,6 +4,7 @@
 pub mod csi;
 pub mod kill;
 pub mod neighbours;
+pub mod packing;
 pub mod story;
 pub mod threads;
 pub mod vm;

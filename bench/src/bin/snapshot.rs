@@ -16,7 +16,8 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Parts whose name contains this: memory, diff, reads, file. `cargo ci bench snapshot` knows
-    /// after-snapshot as well: writes beside qcow2 and dm-thin
+    /// after-snapshot (writes beside qcow2 and dm-thin) and packing (space that a clone takes) as
+    /// well
     #[arg(long)]
     only: Option<String>,
     /// Smaller pools: shows that everything works, and no figure

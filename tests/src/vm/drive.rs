@@ -29,6 +29,16 @@ pub enum Drive {
         /// Seconds for which requests wait when the server is gone, before they fail.
         reconnect_delay: u32,
     },
+    /// The same, with each write and discard logged on the host in the form of device-mapper's
+    /// `log-writes`.
+    LoggedNbd {
+        /// Path of the socket.
+        socket: PathBuf,
+        /// Name of the export.
+        export: String,
+        /// The log: a file that is there, and as large as the log may become.
+        log: PathBuf,
+    },
 }
 
 /// Persistent memory comes in regions of a multiple of this.
@@ -42,7 +52,7 @@ impl Drive {
     /// Modules that the guest needs for it.
     pub(super) fn modules(&self) -> &'static [&'static str] {
         match self {
-            Self::File(_) | Self::Shared(_) | Self::Nbd { .. } => &[],
+            Self::File(_) | Self::Shared(_) | Self::Nbd { .. } | Self::LoggedNbd { .. } => &[],
             Self::Nvme(_) => &["nvme"],
             Self::Nvdimm(_) | Self::NvdimmNear(..) => &["nfit", "nd_pmem"],
         }
@@ -59,6 +69,17 @@ impl Drive {
                     option(socket)
                 );
                 [blockdev(number, &server), virtio(number)].concat()
+            }
+            Self::LoggedNbd { socket, export, log } => {
+                // Otherwise the log is complete only up to the guest's last flush.
+                let logged = format!(
+                    "driver=blklogwrites,log-super-update-interval=1,log.driver=file,\
+                     log.filename={},file.driver=nbd,file.server.type=unix,\
+                     file.server.path={},file.export={export}",
+                    option(log),
+                    option(socket)
+                );
+                [blockdev(number, &logged), virtio(number)].concat()
             }
             Self::Shared(path) => {
                 let unlocked = format!("{},file.locking=off", raw(path));

@@ -25,6 +25,7 @@ for setting in hung_task_timeout_secs:30 hung_task_check_interval_secs:10 hung_t
 done
 cd /root
 echo @@started
+if [ -e /script-is-first ]; then exec /bin/sh /script; fi
 /bin/sh /script
 status=$?
 # The mark stands on a line of its own whatever the script printed last.

@@ -72,6 +72,8 @@ pub struct Vm {
     words: String,
     nodes: u32,
     persistence: Persistence,
+    /// The script takes the place of the first process.
+    script_is_first: bool,
     /// Where random numbers begin in a machine whose clock counts instructions.
     counts_instructions: Option<u32>,
 }
@@ -96,6 +98,7 @@ impl Vm {
             words: String::new(),
             nodes: 1,
             persistence: Persistence::default(),
+            script_is_first: false,
             counts_instructions: None,
         }
     }
@@ -206,6 +209,14 @@ impl Vm {
         self
     }
 
+    /// The script becomes the guest's first process, so that it may hand over to a system on a disk
+    /// (`switch_root`). That system prints `@@ended 0` to the second serial line, and switches off.
+    #[must_use]
+    pub fn script_as_first_process(mut self) -> Self {
+        self.script_is_first = true;
+        self
+    }
+
     /// One processor, emulated, whose clock advances by one nanosecond with each instruction and
     /// jumps to the next timer when it is idle. Two boots of the same files with the same seed do
     /// the same: random numbers and the date begin alike, and nothing depends on how fast the host
@@ -272,6 +283,9 @@ impl Vm {
         let mut root = Initramfs::new()?;
         root.text("/init", include_str!("init.sh"), true);
         root.text("/script", script, true);
+        if self.script_is_first {
+            root.text("/script-is-first", "", false);
+        }
         let mut asked: Vec<&str> = ALWAYS.into();
         asked.extend(self.drives.iter().flat_map(|drive| drive.modules()));
         asked.extend(self.modules.iter().map(String::as_str));

@@ -2,6 +2,7 @@
 //! as it was completed, with its data behind it.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -31,6 +32,18 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// The bytes of the disk that it concerns.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
+    }
+
+    /// The range is discarded, and there is no data.
+    #[must_use]
+    pub fn is_discard(&self) -> bool {
+        self.flags & DISCARD != 0
+    }
+
     /// All that was completed before it is durable.
     #[must_use]
     pub fn is_flush(&self) -> bool {
@@ -81,16 +94,24 @@ impl Log {
         Ok(Self { file, entries })
     }
 
+    /// The bytes that an entry leaves in its range: zeroes where it discards.
+    ///
+    /// # Errors
+    /// When reading fails.
+    pub fn data(&self, entry: &Entry) -> Result<Vec<u8>> {
+        let mut data = vec![0; usize::try_from(entry.len)?];
+        if !entry.is_discard() {
+            self.file.read_exact_at(&mut data, entry.data).context("the data of an entry")?;
+        }
+        Ok(data)
+    }
+
     /// Does to an image what an entry did.
     ///
     /// # Errors
     /// When reading or writing fails.
     pub fn apply(&self, entry: &Entry, image: &File) -> Result<()> {
-        let mut data = vec![0; usize::try_from(entry.len)?];
-        if entry.flags & DISCARD == 0 {
-            self.file.read_exact_at(&mut data, entry.data).context("the data of an entry")?;
-        }
-        image.write_all_at(&data, entry.offset).context("writing the image")
+        image.write_all_at(&self.data(entry)?, entry.offset).context("writing the image")
     }
 }
 
