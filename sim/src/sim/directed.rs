@@ -14,8 +14,8 @@ use super::world::script::BLOCK;
 use super::world::{Crash, World};
 
 use sharing::{
-    cut_under_checkpoint, exclusive_too_early, family, fold_under_write, group_at_a_block_end,
-    group_under_writes, shared_by_another, snapshot_under_write, unshare_after_write,
+    exclusive_too_early, family, fold_under_write, group_at_a_block_end, group_under_writes,
+    rollback_at_a_checkpoint, shared_by_another, snapshot_under_write, unshare_after_write,
     write_beside_a_redirect, write_under_copy,
 };
 
@@ -119,7 +119,7 @@ pub const ALL: &[Script] = &[
         bend: as_it_is,
         steps: shared_by_another,
     },
-    Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: cut_under_checkpoint },
+    Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: rollback_at_a_checkpoint },
     Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
     Script { shows: &[Mutation::RedirectNotHeld], bend: composite, steps: write_beside_a_redirect },
