@@ -8,7 +8,7 @@ use blockd_mapper::mutation::Mutation;
 use super::core::Class;
 use super::disk::Keep;
 use super::oracle::Violation;
-use super::profile::Profile;
+use super::profile::{Aim, Profile};
 use super::up::Kind;
 use super::world::script::BLOCK;
 use super::world::{Crash, World};
@@ -33,11 +33,14 @@ const SHARE: u64 = 16;
 
 /// The script of a seed, if its history is one: of the rule that is aimed at, or any.
 #[must_use]
-pub fn of(seed: u64, aim: Option<Mutation>) -> Option<&'static Script> {
-    let Some(rule) = aim else {
-        let any = seed.is_multiple_of(SHARE);
-        let number = usize::try_from(seed / SHARE).unwrap_or(0) % ALL.len();
-        return any.then(|| &ALL[number]);
+pub fn of(seed: u64, aim: Aim) -> Option<&'static Script> {
+    let rule = match aim {
+        Aim::Rule(rule) => rule,
+        Aim::Snapshots => return None,
+        Aim::Any => {
+            let number = usize::try_from(seed / SHARE).unwrap_or(0) % ALL.len();
+            return seed.is_multiple_of(SHARE).then(|| &ALL[number]);
+        }
     };
     if !seed.is_multiple_of(2) {
         return None;
