@@ -5,11 +5,20 @@ use std::process::ExitCode;
 
 use blockd_mapper::mutation::{self, Mutation, Situation, times_met};
 use blockd_sim::sim::marks::{Mark, Marks};
+use blockd_sim::sim::profile::Aim;
 use blockd_sim::sim::runner::{Limits, Total, catch_panics, history, run};
 use clap::Parser;
 
 /// Seconds from which on a run has to have met everything.
 const LONG: f64 = 120.0;
+
+/// Seconds from which on a run has to have met [`SHARED`].
+const SHORT: f64 = 20.0;
+
+/// The ways of a composite entry, all of which a short run meets, and one with `--profile
+/// snapshots` has to meet.
+const SHARED: [Situation; 4] =
+    [Situation::Redirected, Situation::OverlayCopied, Situation::FoldedDown, Situation::FoldedUp];
 
 /// Histories of the real mapper on simulated devices, judged by an oracle.
 #[derive(Parser, Debug)]
@@ -38,6 +47,9 @@ struct Arguments {
     /// With --mutate: and from this many seeds that are drawn now, and printed.
     #[arg(long, default_value_t = 0)]
     fresh: u64,
+    /// Only histories of this kind.
+    #[arg(long, value_name = "NAME", conflicts_with = "mutate")]
+    profile: Option<Profile>,
     /// Histories as they come: no scripts, and with --mutate no profiles bent towards the rule.
     #[arg(long)]
     by_chance: bool,
@@ -53,6 +65,12 @@ struct Arguments {
     /// Prints one JSON object in place of the report.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Profile {
+    /// A snapshot every 50 requests, deleted 20 requests later, in pools with composite entries
+    Snapshots,
 }
 
 fn main() -> ExitCode {
@@ -80,11 +98,19 @@ fn named(name: &str) -> Option<Mutation> {
     Mutation::ALL.iter().copied().find(|mutation| format!("{mutation:?}") == name)
 }
 
+/// The aim of a run without `--mutate`.
+fn aim(arguments: &Arguments) -> Aim {
+    match arguments.profile {
+        Some(Profile::Snapshots) => Aim::Snapshots,
+        None => Aim::Any,
+    }
+}
+
 fn simulate(arguments: &Arguments) -> bool {
-    let total = run(arguments.seed, None, limits(arguments));
-    let missing = missing(&total.marks);
-    let long = arguments.seconds >= LONG;
-    let ok = total.violations.is_empty() && total.checks > 0 && (missing.is_empty() || !long);
+    let aim = aim(arguments);
+    let total = run(arguments.seed, aim, limits(arguments));
+    let (missing, needed) = missing(&total.marks, aim, arguments.seconds);
+    let ok = total.violations.is_empty() && total.checks > 0 && needed.is_empty();
     if arguments.json {
         println!("{}", json(&total, ok));
         return ok;
@@ -102,22 +128,30 @@ fn simulate(arguments: &Arguments) -> bool {
     if total.checks == 0 {
         println!("FAILED: the oracle compared nothing");
     }
-    if !missing.is_empty() {
-        let word = if long { "FAILED: never met" } else { "never met" };
-        println!("{word}: {}", missing.join(", "));
+    for (word, names) in [("FAILED: never met", needed), ("never met", missing)] {
+        if !names.is_empty() {
+            println!("{word}: {}", names.join(", "));
+        }
     }
     for (number, (seed, violation)) in total.violations.iter().take(20) {
         println!("\nhistory {number}: {violation}");
-        println!("repeat: cargo run --release -p blockd-tests --bin sim -- --replay {seed}");
+        let profile = if aim == Aim::Snapshots { " --profile snapshots" } else { "" };
+        println!("repeat: cargo ci sim --replay {seed}{profile}");
     }
     ok
 }
 
-/// Returns the marks of the histories and of the mapper that no history covered.
-fn missing(marks: &Marks) -> Vec<String> {
+/// Returns the marks of the histories and of the mapper that no history covered: those that this
+/// run may do without, and those that it may not.
+fn missing(marks: &Marks, aim: Aim, seconds: f64) -> (Vec<String>, Vec<String>) {
+    let all = aim == Aim::Any && seconds >= LONG;
+    let shared = |situation| seconds >= SHORT && SHARED.contains(situation);
+    let marks = marks.missing().into_iter().map(|mark| (format!("{mark:?}"), all));
     let inside = Situation::ALL.iter().filter(|situation| times_met(**situation) == 0);
-    let marks = marks.missing().into_iter().map(|mark| format!("{mark:?}"));
-    marks.chain(inside.map(|situation| format!("{situation:?}"))).collect()
+    let inside = inside.map(|situation| (format!("{situation:?}"), all || shared(situation)));
+    let (needed, missing): (Vec<_>, Vec<_>) = marks.chain(inside).partition(|(_, needed)| *needed);
+    let names = |pairs: Vec<(String, bool)>| pairs.into_iter().map(|(name, _)| name).collect();
+    (names(missing), names(needed))
 }
 
 fn rate(total: &Total) -> f64 {
@@ -136,8 +170,10 @@ fn print_marks(marks: &Marks) {
 }
 
 fn json(total: &Total, ok: bool) -> String {
+    let marks = Mark::ALL.iter().map(|mark| (format!("{mark:?}"), total.marks.count(*mark)));
+    let inside = Situation::ALL.iter().map(|met| (format!("{met:?}"), times_met(*met)));
     let marks: Vec<String> =
-        Mark::ALL.iter().map(|mark| format!("\"{mark:?}\":{}", total.marks.count(*mark))).collect();
+        marks.chain(inside).map(|(name, count)| format!("\"{name}\":{count}")).collect();
     format!(
         "{{\"ok\":{ok},\"histories\":{},\"operations\":{},\"crashes\":{},\
          \"crashes_in_recovery\":{},\"units_compared\":{},\"seconds\":{:.1},\"violations\":{},\
@@ -154,11 +190,11 @@ fn json(total: &Total, ok: bool) -> String {
 }
 
 fn replay(arguments: &Arguments, seed: u64) -> bool {
-    let bias = arguments.only.first().and_then(|name| named(name));
+    let rule = arguments.only.first().and_then(|name| named(name));
     if arguments.mutate {
-        mutation::set(bias);
+        mutation::set(rule);
     }
-    let history = history(seed, bias, true);
+    let history = history(seed, rule.map_or_else(|| aim(arguments), Aim::Rule), true);
     let skip = history.trace.len().saturating_sub(arguments.lines);
     for line in &history.trace[skip..] {
         println!("{line}");
@@ -225,10 +261,10 @@ struct Caught {
 }
 
 fn caught(arguments: &Arguments, rule: Mutation, seed: u64) -> Caught {
-    let bias = (!arguments.by_chance).then_some(rule);
+    let aim = if arguments.by_chance { Aim::Any } else { Aim::Rule(rule) };
     mutation::set(Some(rule));
     let limits = Limits { stop_at_first: true, seconds: arguments.limit, ..limits(arguments) };
-    let total = run(seed, bias, limits);
+    let total = run(seed, aim, limits);
     mutation::set(None);
     let (histories, seconds) = (total.histories, total.seconds);
     let Some((found, violation)) = total.violations.values().next() else {
@@ -236,7 +272,7 @@ fn caught(arguments: &Arguments, rule: Mutation, seed: u64) -> Caught {
         return Caught { histories, seconds, found, note, noticed: false };
     };
     // The same history with the rule in place has to be clean, or the find says nothing.
-    let clean = history(*found, bias, false).violation.is_none();
+    let clean = history(*found, aim, false).violation.is_none();
     let note = if clean {
         String::new()
     } else {

@@ -3,7 +3,7 @@
 
 use blockd_mapper::mutation::Mutation;
 
-use super::profile::Profile;
+use super::profile::{Profile, Rhythm};
 
 impl Profile {
     /// Raises the probability of the events that show the absence of a rule.
@@ -125,6 +125,23 @@ impl Profile {
         self.crash = 0.005;
         self.late = [0.0, 0.2][random.usize(..2)];
         self.pace = [30, 30, 30, 10, 10];
+    }
+
+    /// A snapshot every 50 requests, which goes 20 requests later, over a few extents.
+    pub fn bend_to_snapshots(&mut self, random: &mut fastrand::Rng) {
+        self.composite = true;
+        self.fold_rate = [1 << 27, 1 << 40][random.usize(..2)];
+        self.rhythm = Some(Rhythm { every: 50, delete_after: 20 });
+        self.control = 0.002;
+        self.controls = [5, 1, 1, 0, 1, 1, 10, 10, 0, 0, 0];
+        self.max_volumes = random.usize(1..=2);
+        self.volume_extents = [2, 4, 8][random.usize(..3)];
+        self.devices = vec![96];
+        self.operations = 900;
+        self.depth = [1, 4, 16][random.usize(..3)];
+        self.size_bits = random.u32(3..=6);
+        self.mix = [20, 40, 5, 1, 5];
+        self.crash = 0.004;
     }
 
     fn bend_to_full_rings(&mut self) {

@@ -8,14 +8,14 @@ use blockd_mapper::mutation::Mutation;
 use super::core::Class;
 use super::disk::Keep;
 use super::oracle::Violation;
-use super::profile::Profile;
+use super::profile::{Aim, Profile};
 use super::up::Kind;
 use super::world::script::BLOCK;
 use super::world::{Crash, World};
 
 use sharing::{
-    cut_under_checkpoint, exclusive_too_early, family, fold_under_write, group_at_a_block_end,
-    group_under_writes, shared_by_another, snapshot_under_write, unshare_after_write,
+    exclusive_too_early, family, fold_under_write, group_at_a_block_end, group_under_writes,
+    rollback_at_a_checkpoint, shared_by_another, snapshot_under_write, unshare_after_write,
     write_beside_a_redirect, write_under_copy,
 };
 
@@ -33,11 +33,14 @@ const SHARE: u64 = 16;
 
 /// The script of a seed, if its history is one: of the rule that is aimed at, or any.
 #[must_use]
-pub fn of(seed: u64, aim: Option<Mutation>) -> Option<&'static Script> {
-    let Some(rule) = aim else {
-        let any = seed.is_multiple_of(SHARE);
-        let number = usize::try_from(seed / SHARE).unwrap_or(0) % ALL.len();
-        return any.then(|| &ALL[number]);
+pub fn of(seed: u64, aim: Aim) -> Option<&'static Script> {
+    let rule = match aim {
+        Aim::Rule(rule) => rule,
+        Aim::Snapshots => return None,
+        Aim::Any => {
+            let number = usize::try_from(seed / SHARE).unwrap_or(0) % ALL.len();
+            return seed.is_multiple_of(SHARE).then(|| &ALL[number]);
+        }
     };
     if !seed.is_multiple_of(2) {
         return None;
@@ -119,7 +122,7 @@ pub const ALL: &[Script] = &[
         bend: as_it_is,
         steps: shared_by_another,
     },
-    Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: cut_under_checkpoint },
+    Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: rollback_at_a_checkpoint },
     Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
     Script { shows: &[Mutation::RedirectNotHeld], bend: composite, steps: write_beside_a_redirect },

@@ -1,7 +1,19 @@
 //! Profiles: the kind of history of a seed: every probability is drawn again, so that rare
 //! combinations get histories in which they are common (swarm testing).
 
+use blockd_mapper::mutation::Mutation;
 use blockd_mapper::space::{Mark, Marks};
+
+/// The events that histories favour.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Aim {
+    /// All in turn, and the scripts now and then.
+    Any,
+    /// Events that show the absence of a rule, and the scripts for it.
+    Rule(Mutation),
+    /// Snapshots that are taken and deleted at a steady pace. No scripts.
+    Snapshots,
+}
 
 /// How a history goes. All probabilities are per decision.
 #[derive(Clone, Debug)]
@@ -82,6 +94,17 @@ pub struct Profile {
     pub composite: bool,
     /// Bytes a second that folds may copy.
     pub fold_rate: u64,
+    /// Snapshots that are taken and deleted at a steady pace, besides those of `controls`.
+    pub rhythm: Option<Rhythm>,
+}
+
+/// A pace of snapshots, in client requests that were started.
+#[derive(Clone, Copy, Debug)]
+pub struct Rhythm {
+    /// From one snapshot to the next.
+    pub every: u32,
+    /// From a snapshot to the deletion of those that are there.
+    pub delete_after: u32,
 }
 
 /// Pools this small are low soon.
@@ -150,9 +173,12 @@ impl Profile {
             marks: (random.u8(..3) == 0).then_some(NARROW),
             composite: random.bool(),
             fold_rate: [0, 1 << 30, 1 << 40, 1 << 40][random.usize(..4)],
+            rhythm: None,
         };
-        if random.u8(..8) == 0 {
-            profile.bend_to_folds(random);
+        match random.u8(..8) {
+            0 => profile.bend_to_folds(random),
+            1 => profile.bend_to_snapshots(random),
+            _ => {}
         }
         profile
     }
@@ -198,6 +224,7 @@ impl Profile {
             silent: 0.0,
             composite: false,
             fold_rate: 1 << 40,
+            rhythm: None,
         }
     }
 }

@@ -6,13 +6,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use blockd_mapper::mutation::Mutation;
-
 use super::core::Trace;
 use super::directed::{self, Script};
 use super::marks::Marks;
 use super::oracle::{Breach, Violation};
-use super::profile::Profile;
+use super::profile::{Aim, Profile};
 use super::world::World;
 
 /// The result of one history.
@@ -30,16 +28,18 @@ pub struct History {
     pub trace: Vec<String>,
 }
 
-/// Runs the history of a seed. `bias` favours the events that show the absence of a rule.
+/// Runs the history of a seed.
 #[must_use]
-pub fn history(seed: u64, bias: Option<Mutation>, traced: bool) -> History {
-    if let Some(script) = directed::of(seed, bias) {
+pub fn history(seed: u64, aim: Aim, traced: bool) -> History {
+    if let Some(script) = directed::of(seed, aim) {
         return scripted(seed, script, traced);
     }
     let mut random = fastrand::Rng::with_seed(seed ^ 0x5eed);
     let mut profile = Profile::draw(&mut random);
-    if let Some(mutation) = bias {
-        profile.bend(mutation, &mut random);
+    match aim {
+        Aim::Any => {}
+        Aim::Rule(mutation) => profile.bend(mutation, &mut random),
+        Aim::Snapshots => profile.bend_to_snapshots(&mut random),
     }
     let trace = if traced { Trace::kept() } else { Trace::default() };
     let made = std::panic::catch_unwind(AssertUnwindSafe(|| World::create(seed, profile, trace)));
@@ -154,7 +154,7 @@ pub fn clock() -> Instant {
 
 /// Runs the histories of a seed.
 #[must_use]
-pub fn run(seed: u64, bias: Option<Mutation>, limits: Limits) -> Total {
+pub fn run(seed: u64, aim: Aim, limits: Limits) -> Total {
     let start = clock();
     let deadline = start + Duration::from_secs_f64(limits.seconds);
     let next = AtomicU64::new(0);
@@ -171,7 +171,7 @@ pub fn run(seed: u64, bias: Option<Mutation>, limits: Limits) -> Total {
                     }
                     // No odd seed is a script's.
                     let own_seed = seed_of(seed, number) | u64::from(limits.by_chance);
-                    let history = history(own_seed, bias, false);
+                    let history = history(own_seed, aim, false);
                     own.take(number, history);
                     if limits.stop_at_first && !own.violations.is_empty() {
                         stop.store(true, Ordering::Relaxed);

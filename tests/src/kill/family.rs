@@ -354,7 +354,7 @@ impl Family {
     fn read(&self, daemon: &Daemon) -> Result<BTreeMap<String, [u64; BLOCKS]>> {
         let mut found = BTreeMap::new();
         let mut names = Vec::new();
-        names_in(&daemon.cli(&["list"])?, &mut names);
+        names_in(&daemon.cli(&["list"])?, PREFIX, &mut names);
         for name in names {
             let mut connection = connect(daemon, &name)?;
             ensure!(connection.size == SIZE, Wrong(format!("{name} has another size")));
@@ -392,14 +392,14 @@ fn is_all(bytes: &[u8], number: u64) -> bool {
     bytes.chunks_exact(8).all(|word| word == number.to_le_bytes())
 }
 
-/// The family's names in a list of volumes.
-fn names_in(listed: &Value, names: &mut Vec<String>) {
+/// Adds the names in a list of volumes that begin like this.
+pub fn names_in(listed: &Value, prefix: &str, names: &mut Vec<String>) {
     match listed {
-        Value::Array(rows) => rows.iter().for_each(|row| names_in(row, names)),
+        Value::Array(rows) => rows.iter().for_each(|row| names_in(row, prefix, names)),
         Value::Object(fields) => {
             let name = fields.get("name").and_then(Value::as_str);
-            names.extend(name.filter(|name| name.starts_with(PREFIX)).map(str::to_owned));
-            fields.values().for_each(|value| names_in(value, names));
+            names.extend(name.filter(|name| name.starts_with(prefix)).map(str::to_owned));
+            fields.values().for_each(|value| names_in(value, prefix, names));
         }
         _ => {}
     }

@@ -3,6 +3,7 @@
 
 pub mod churn;
 pub mod content;
+pub mod cut;
 pub mod family;
 pub mod load;
 pub mod volume;

@@ -37,7 +37,7 @@ impl Pending {
     }
 
     /// The generation that it leaves in a sector; none where it changes nothing.
-    fn leaves(&self, sector: u64, sub_block: u64) -> Option<Generation> {
+    pub(super) fn leaves(&self, sector: u64, sub_block: u64) -> Option<Generation> {
         if !(self.first..self.first + self.count).contains(&sector) {
             return None;
         }
@@ -79,11 +79,13 @@ pub struct Unanswered {
 pub struct Volume {
     pub name: String,
     /// Unique among all volumes that there ever were.
-    id: u32,
+    pub(super) id: u32,
     /// Sectors of a sub-block: the unit of giving back.
-    sub_block: u64,
-    settled: Vec<Generation>,
-    pending: HashMap<u64, Pending>,
+    pub(super) sub_block: u64,
+    pub(super) settled: Vec<Generation>,
+    pub(super) pending: HashMap<u64, Pending>,
+    /// While a snapshot is being taken, the requests that were under way at any time of that.
+    pub(super) meanwhile: Option<Vec<Pending>>,
     /// Sectors that a cut-off copy tore. Nothing where such a thing must not be.
     torn: Option<Vec<u64>>,
     /// Some changes are to be durable by themselves.
@@ -103,6 +105,7 @@ impl Volume {
             sub_block: sub_block / SECTOR as u64,
             settled: vec![0; sectors],
             pending: HashMap::new(),
+            meanwhile: None,
             torn: None,
             fua: true,
             last_generation: 0,
@@ -169,7 +172,11 @@ impl Volume {
             flags |= blockd_testkit::nbd::FUA;
         }
         let generation = self.last_generation;
-        self.pending.insert(self.last_cookie, Pending { kind, first, count, generation });
+        let request = Pending { kind, first, count, generation };
+        self.pending.insert(self.last_cookie, request);
+        if let Some(meanwhile) = &mut self.meanwhile {
+            meanwhile.push(request);
+        }
         let offset = first * SECTOR as u64;
         let len = u32::try_from(count * SECTOR as u64).ok()?;
         Some((Request { kind, flags, cookie: self.last_cookie, offset, len }, data))

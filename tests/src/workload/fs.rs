@@ -12,6 +12,7 @@ use blockd_testkit::daemon::Daemon;
 use blockd_testkit::folder::Folder;
 
 use super::load::{self, Counts, Load};
+use super::rounds::{Rounds, Targets};
 use super::{MARK, Run, device_of, figures, guest, sparse};
 use crate::vm::Drive;
 
@@ -46,6 +47,7 @@ pub fn run(run: &Run) -> Result<String> {
 
 struct Steps<'a> {
     daemon: &'a Daemon,
+    targets: Arc<Targets>,
     seconds: u64,
     seed: u64,
     done: u64,
@@ -57,28 +59,47 @@ struct Steps<'a> {
 /// As [`run`].
 pub fn inside(seconds: u64, seed: u64) -> Result<()> {
     let mut daemon = guest::daemon(Path::new("/dev/vda"), "")?;
-    let mut steps = Steps { daemon: &daemon, seconds, seed, done: 0 };
-    for kind in KINDS {
-        steps.step(kind.0, |steps| steps.file_system(kind))?;
-    }
-    steps.step("fio", Steps::fio)?;
-    steps.step("oracle, several queues", Steps::oracle)?;
-    steps.step("blkdiscard", Steps::discard)?;
-    steps.step("partitions", Steps::partitions)?;
-    steps.step("dm-crypt", Steps::encryption)?;
-    steps.step("LVM", Steps::volume_group)?;
-    steps.step("growing under load", Steps::grow)?;
+    let targets = Arc::new(Targets::default());
+    let mut rounds = Rounds::new(&targets, seed, 0);
+    // It lasts long enough for many rounds, and each command takes time from the steps.
+    rounds.pauses = 200..=600;
+    let mut steps = Steps { daemon: &daemon, targets, seconds, seed, done: 0 };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| rounds.run(&daemon, &over));
+        let result = steps.all();
+        over.store(true, Ordering::Relaxed);
+        let changed = changing.join();
+        result?;
+        changed.map_err(|_| anyhow::anyhow!("the thread of snapshots panicked"))?
+    })
+    .with_context(|| daemon.last_words())?;
     guest::no_errors()?;
+    rounds.figures.expect_folds()?;
     let done = steps.done;
     ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
     println!(
         "{MARK}{done} steps: ext4, xfs, btrfs, fio, oracle, blkdiscard, partitions, \
-              dm-crypt, LVM, growing; 0 differences"
+              dm-crypt, LVM, growing; {}; 0 differences",
+        rounds.figures
     );
     Ok(())
 }
 
 impl Steps<'_> {
+    fn all(&mut self) -> Result<()> {
+        for kind in KINDS {
+            self.step(kind.0, |steps| steps.file_system(kind))?;
+        }
+        self.step("fio", Self::fio)?;
+        self.step("oracle, several queues", Self::oracle)?;
+        self.step("blkdiscard", Self::discard)?;
+        self.step("partitions", Self::partitions)?;
+        self.step("dm-crypt", Self::encryption)?;
+        self.step("LVM", Self::volume_group)?;
+        self.step("growing under load", Self::grow)
+    }
+
     fn step(&mut self, name: &str, step: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
         let start = Clock::start();
         step(self).with_context(|| format!("{name}\n{}", self.daemon.last_words()))?;
@@ -89,10 +110,12 @@ impl Steps<'_> {
 
     fn add(&self, name: &str, mib: u64) -> Result<String> {
         guest::add_device(self.daemon, name, mib << 20)?;
+        self.targets.add(name, None);
         Ok(device_of(name).display().to_string())
     }
 
     fn del(&self, name: &str) -> Result<()> {
+        self.targets.remove(name);
         self.daemon.cli(&["del", name]).map(|_| ())
     }
 
@@ -148,6 +171,7 @@ impl Steps<'_> {
         self.daemon.cli(&["add", "--ublk", "--queues", "2", "--size", "64M", "oracle"])?;
         let volume = crate::kill::volume::Volume::new("oracle", 3, 64 << 20, 4096);
         let volume = Arc::new(std::sync::Mutex::new(volume));
+        self.targets.add("oracle", Some(&volume));
         let counts = Arc::new(Counts::default());
         let seeds: Vec<u64> = (0..6).map(|number| self.seed + number).collect();
         let path = device_of("oracle");

@@ -34,11 +34,28 @@ const ERRORS: [&str; 6] = [
 /// # Errors
 /// When it does not come up.
 pub fn daemon(pool: &Path, lines: &str) -> Result<Daemon> {
-    let settings = Settings {
+    start(Settings {
         pool: Some(pool.to_path_buf()),
         tables: lines.to_owned(),
         ..Settings::default()
-    };
+    })
+}
+
+/// The same with small extents, so that snapshots share many of them, and commits that come soon: a
+/// fold may have to wait for one.
+///
+/// # Errors
+/// As [`daemon`].
+pub fn daemon_with_small_extents(pool: &Path) -> Result<Daemon> {
+    let lines = "extent_size = \"64K\"\ncommit_interval = \"100ms\"\n";
+    start(Settings {
+        pool: Some(pool.to_path_buf()),
+        pool_lines: lines.to_owned(),
+        ..Settings::default()
+    })
+}
+
+fn start(settings: Settings) -> Result<Daemon> {
     let mut daemon = Daemon::new("guest", &settings)?;
     daemon.start()?;
     Ok(daemon)

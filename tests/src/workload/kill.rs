@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files::Files;
 use super::load::{self, Counts, Load};
+use super::rounds::{self, Targets};
 use super::{MARK, Run, device_of, figures, guest, sparse};
 use crate::kill::family::{Family, Met};
 use crate::kill::volume::Volume;
@@ -31,6 +32,8 @@ const DELAYS: std::ops::RangeInclusive<u64> = 50..=200;
 const VOLUME: u64 = 24 << 20;
 /// Time at most for changes of snapshots and clones before a kill.
 const CHANGES: Duration = Duration::from_secs(2);
+/// Time at most for the first folds before the first kill.
+const FOLDS: Duration = Duration::from_secs(12);
 /// Kills after which everything is compared.
 const TOGETHER: u64 = 10;
 
@@ -46,6 +49,7 @@ pub struct Figures {
     pub comparisons: u64,
     pub family_changes: u64,
     pub met: Met,
+    pub rounds: rounds::Figures,
     pub slowest_start_ms: u64,
     pub slowest_request_ms: u64,
 }
@@ -74,17 +78,20 @@ pub fn run(run: &Run) -> Result<String> {
         let more: Figures = serde_json::from_str(figures(&output.text)?)?;
         total = total.with(more);
     }
+    // With few kills, a slow disk may have been too slow for a fold.
+    total.rounds.expect_folds()?;
     ensure!(total.operations > 0 && total.files > 0 && total.fio_runs > 0, "{total:?}");
     ensure!(run.is_short() || total.met.is_complete(), "not met by a kill: {total:?}");
     let Figures { kills, kills_during_start, operations, flushes, files, fio_runs, .. } = total;
     Ok(format!(
         "{kills} kills, {kills_during_start} of them during a start, half of all on a slow disk; \
          {operations} operations, {flushes} flushes, {files} files, {fio_runs} runs of fio with \
-         crc32c, {} comparisons; {} changes of snapshots and clones, kills met {}; slowest start \
-         {} ms, slowest request {} ms; 0 errors, 0 lost, 0 remounts",
+         crc32c, {} comparisons; {} changes of snapshots and clones, kills met {}; {}; slowest \
+         start {} ms, slowest request {} ms; 0 errors, 0 lost, 0 remounts",
         total.comparisons,
         total.family_changes,
         total.met,
+        total.rounds,
         total.slowest_start_ms,
         total.slowest_request_ms
     ))
@@ -102,6 +109,7 @@ impl Figures {
             comparisons: self.comparisons + other.comparisons,
             family_changes: self.family_changes + other.family_changes,
             met: self.met.with(other.met),
+            rounds: self.rounds.with(other.rounds),
             slowest_start_ms: self.slowest_start_ms.max(other.slowest_start_ms),
             slowest_request_ms: self.slowest_request_ms.max(other.slowest_request_ms),
         }
@@ -124,19 +132,24 @@ fn table(seed: u64) -> String {
 /// # Errors
 /// At the first thing that is wrong.
 pub fn inside(pool: &Path, kills: u64, seed: u64) -> Result<()> {
-    let mut daemon = guest::daemon(pool, "")?;
-    let mut volumes = Vec::new();
+    let mut daemon = guest::daemon_with_small_extents(pool)?;
+    let (mut volumes, targets) = (Vec::new(), Arc::new(Targets::default()));
     for (name, id) in [("one", 1), ("two", 2)] {
-        volumes.push((name, guest::add(&daemon, name, id, VOLUME)?));
+        let volume = guest::add(&daemon, name, id, VOLUME)?;
+        targets.add(name, Some(&volume));
+        volumes.push((name, volume));
     }
     guest::add_device(&daemon, "fio", 16 << 20)?;
     guest::add_device(&daemon, "files", 128 << 20)?;
     guest::mount_new("files", Path::new("/mnt/files"))?;
+    targets.add("fio", None);
+    targets.add("files", None);
     let mounted = mounts()?;
     let mut rounds = Rounds {
         rng: fastrand::Rng::with_seed(seed),
         volumes,
         family: Family::new(seed, None)?,
+        beside: rounds::Rounds::new(&targets, seed, 0),
         counts: Arc::default(),
         figures: Figures::default(),
     };
@@ -166,6 +179,7 @@ pub fn inside(pool: &Path, kills: u64, seed: u64) -> Result<()> {
     let counts = &rounds.counts;
     rounds.figures.family_changes = rounds.family.changes.load(Ordering::Relaxed);
     rounds.figures.met = rounds.family.met;
+    rounds.figures.rounds = rounds.beside.figures;
     rounds.figures.operations = counts.operations.load(Ordering::Relaxed);
     rounds.figures.flushes = counts.flushes.load(Ordering::Relaxed);
     rounds.figures.slowest_request_ms = counts.slowest.load(Ordering::Relaxed);
@@ -177,6 +191,7 @@ struct Rounds {
     rng: fastrand::Rng,
     volumes: Vec<(&'static str, Arc<Mutex<Volume>>)>,
     family: Family,
+    beside: rounds::Rounds,
     counts: Arc<Counts>,
     figures: Figures,
 }
@@ -194,6 +209,7 @@ impl Rounds {
                 self.live(daemon)?;
                 self.kill(daemon)?;
                 self.family.compare(daemon)?;
+                self.beside.recover(daemon)?;
                 if loads.iter().any(Load::failed) {
                     break;
                 }
@@ -215,22 +231,34 @@ impl Rounds {
         let pause = Duration::from_millis(self.rng.u64(20..1000));
         let answered = Arc::clone(&self.family.changes);
         let until = answered.load(Ordering::Relaxed) + self.rng.u64(..4);
-        let (family, over) = (&mut self.family, AtomicBool::new(false));
+        // A round of snapshots takes longer than most lives.
+        let (folded, first) = (Arc::clone(&self.beside.complete), self.figures.kills == 0);
+        let (family, beside) = (&mut self.family, &mut self.beside);
+        let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let changing = scope.spawn(|| family.run(daemon, &over));
+            let changing = [
+                scope.spawn(|| family.run(daemon, &over).map_err(anyhow::Error::from)),
+                scope.spawn(|| beside.run_until_killed(daemon, &over)),
+            ];
             let start = Clock::start();
             // A command takes long here: a kill is to happen during any of them.
             while answered.load(Ordering::Relaxed) < until && start.elapsed() < CHANGES {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            while first && !folded.load(Ordering::Relaxed) && start.elapsed() < FOLDS {
                 std::thread::sleep(Duration::from_millis(10));
             }
             std::thread::sleep(pause);
             let signalled = daemon.signal(Signal::SIGKILL);
             over.store(true, Ordering::Relaxed);
             signalled?;
-            let changed = changing.join();
-            changed
-                .map_err(|_| anyhow::anyhow!("the thread of snapshots panicked"))?
-                .map_err(anyhow::Error::from)
+            let mut result = Ok(());
+            for thread in changing {
+                let panicked = |_| Err(anyhow::anyhow!("a thread of snapshots panicked"));
+                let ended = thread.join().unwrap_or_else(panicked);
+                result = result.and(ended);
+            }
+            result
         })
     }
 

@@ -4,13 +4,14 @@
 //!
 //! A record is a sector. Those of one run have its number, which older ones don't.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use blockd_testkit::nbd::{FUA, Kind, Request};
 
 use super::device::{Buffer, Device};
+use super::rounds::Moment;
 use crate::kill::content::{self, Generation, SECTOR};
 use crate::kill::volume::Wrong;
 
@@ -27,6 +28,8 @@ const COUNTER: u64 = STATES + 2 * STATE;
 /// Where a text is kept by turns, and bytes of each of the two.
 const TEXTS: u64 = COUNTER + (64 << 10);
 const TEXT: u64 = 64 << 10;
+/// Added to the numbers of snapshots in records, far from those of requests.
+const SNAPSHOTS: u64 = 1 << 41;
 /// Bytes of the whole disk.
 pub const SIZE: u64 = COUNTER + (1 << 20);
 
@@ -89,6 +92,19 @@ impl Ledger {
         }
         // Without room it counts as not answered, which is the weaker condition.
         self.add(&format!("done {} 0 0 0 0", request.cookie)).map(|_| ())
+    }
+
+    /// Notes a moment of a snapshot's life. False when there is no room for it.
+    ///
+    /// # Errors
+    /// When the disk can't be written.
+    pub fn snapshot(&self, moment: Moment, number: u64) -> Result<bool> {
+        let word = match moment {
+            Moment::Begins => "snapshot",
+            Moment::Taken => "done",
+            Moment::Goes => "delete",
+        };
+        self.add(&format!("{word} {} 0 0 0 0", SNAPSHOTS + number))
     }
 
     /// The order of records is that in which places are taken; each is on the disk before its
@@ -177,8 +193,19 @@ struct Entry {
     done: Option<usize>,
 }
 
-/// The allowed content of sectors after a crash.
+/// A snapshot of which a ledger has records.
 #[derive(Debug)]
+pub struct Snapshot {
+    pub number: u64,
+    /// Whether the snapshot was answered.
+    pub taken: bool,
+    /// Whether the deletion of it was begun.
+    pub goes: bool,
+    pub content: Judge,
+}
+
+/// The allowed content of sectors after a crash.
+#[derive(Clone, Debug)]
 pub struct Judge {
     /// The number of the last run; 0 when there was none.
     pub run: u64,
@@ -215,25 +242,52 @@ impl Judge {
         let mut judge =
             Self { run: 0, allowed: vec![vec![0]; sectors], last: 0, durable: 0, open: 0 };
         judge.state(disk)?;
-        let (mut changes, mut flushes) = entries(disk, judge.run)?;
+        let Records { changes, mut flushes, .. } = records(disk, judge.run)?;
         flushes.retain(|flush| flush.done.is_some() && flushed(flush.cookie));
-        changes.sort_by_key(|entry| entry.began);
         for entry in &changes {
-            judge.last = judge.last.max(entry.generation);
             let covered = entry.done.is_some_and(|done| {
                 entry.fua && fua || flushes.iter().any(|flush| flush.began > done)
             });
-            *(if covered { &mut judge.durable } else { &mut judge.open }) += 1;
-            for sector in entry.first..entry.first + entry.count {
-                let place = usize::try_from(sector).ok().and_then(|at| judge.allowed.get_mut(at));
-                let place = place.context("a request beyond the end")?;
-                if covered {
-                    place.clear();
-                }
-                place.push(entry.generation);
-            }
+            judge.take(entry, covered)?;
         }
         Ok(judge)
+    }
+
+    /// The allowed contents of the snapshots of the last run: changes that were answered before the
+    /// snapshot was asked for are there, flushed or not, and none that began after its answer.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn snapshots(disk: &[u8], sectors: usize) -> Result<Vec<Snapshot>> {
+        let mut start =
+            Self { run: 0, allowed: vec![vec![0]; sectors], last: 0, durable: 0, open: 0 };
+        start.state(disk)?;
+        let Records { changes, snapshots, deleted, .. } = records(disk, start.run)?;
+        let mut found = Vec::new();
+        for Entry { cookie, began, done, .. } in snapshots {
+            let mut content = start.clone();
+            for entry in changes.iter().filter(|entry| done.is_none_or(|done| entry.began < done)) {
+                content.take(entry, entry.done.is_some_and(|done| done < began))?;
+            }
+            let (number, goes) = (cookie - SNAPSHOTS, deleted.contains(&cookie));
+            found.push(Snapshot { number, taken: done.is_some(), goes, content });
+        }
+        Ok(found)
+    }
+
+    /// Takes the next change into account, which has to be there or may be.
+    fn take(&mut self, entry: &Entry, has_to_be: bool) -> Result<()> {
+        self.last = self.last.max(entry.generation);
+        *(if has_to_be { &mut self.durable } else { &mut self.open }) += 1;
+        for sector in entry.first..entry.first + entry.count {
+            let place = usize::try_from(sector).ok().and_then(|at| self.allowed.get_mut(at));
+            let place = place.context("a request beyond the end")?;
+            if has_to_be {
+                place.clear();
+            }
+            place.push(entry.generation);
+        }
+        Ok(())
     }
 
     /// The newer of the two states at the start of a run.
@@ -277,10 +331,18 @@ impl Judge {
     }
 }
 
-/// Changes and flushes of a run, each with its answer.
-fn entries(disk: &[u8], run: u64) -> Result<(Vec<Entry>, Vec<Entry>)> {
-    let (mut begun, mut flushes) = (HashMap::new(), HashMap::new());
-    let mut done = Vec::new();
+/// The records of a run: requests with their answers, each kind in the order in which they began.
+struct Records {
+    changes: Vec<Entry>,
+    flushes: Vec<Entry>,
+    snapshots: Vec<Entry>,
+    /// Cookies of snapshots whose deletion was begun.
+    deleted: HashSet<u64>,
+}
+
+fn records(disk: &[u8], run: u64) -> Result<Records> {
+    let mut begun = [(); 3].map(|()| HashMap::new());
+    let (mut done, mut deleted) = (Vec::new(), HashSet::new());
     let records = disk.get(..usize::try_from(RECORDS)?).context("no ledger: too small")?;
     for (number, sector) in records.chunks_exact(SECTOR).enumerate() {
         if sector[0] == 0 {
@@ -298,26 +360,32 @@ fn entries(disk: &[u8], run: u64) -> Result<(Vec<Entry>, Vec<Entry>)> {
             cookie,
             first,
             count,
-            generation: Generation::try_from(generation)?,
+            generation: if *word == "zero" { 0 } else { Generation::try_from(generation)? },
             fua: fua != 0,
             began: number,
             done: None,
         };
         match *word {
-            "write" => drop(begun.insert(cookie, entry)),
-            "zero" => drop(begun.insert(cookie, Entry { generation: 0, ..entry })),
-            "flush" => drop(flushes.insert(cookie, entry)),
+            "write" | "zero" => drop(begun[0].insert(cookie, entry)),
+            "flush" => drop(begun[1].insert(cookie, entry)),
+            "snapshot" => drop(begun[2].insert(cookie, entry)),
+            "delete" => drop(deleted.insert(cookie)),
             _ => done.push((cookie, number)),
         }
     }
     for (cookie, number) in done {
-        for entries in [&mut begun, &mut flushes] {
+        for entries in &mut begun {
             if let Some(entry) = entries.get_mut(&cookie) {
                 entry.done = Some(number);
             }
         }
     }
-    Ok((begun.into_values().collect(), flushes.into_values().collect()))
+    let [changes, flushes, snapshots] = begun.map(|entries: HashMap<u64, Entry>| {
+        let mut entries: Vec<Entry> = entries.into_values().collect();
+        entries.sort_by_key(|entry| entry.began);
+        entries
+    });
+    Ok(Records { changes, flushes, snapshots, deleted })
 }
 
 #[cfg(test)]
@@ -385,5 +453,31 @@ mod tests {
         let disk = disk(&[(1, 0)], &["1 write 1 0 8 3 0", "1 done 1 0 0 0 0", "1 flush 2 0 0 0 0"]);
         let judge = Judge::read(&disk, SECTORS).unwrap();
         assert_eq!(judged(&judge, 0), [0, 3]);
+    }
+
+    #[test]
+    fn a_snapshot_has_what_was_answered_before_it_and_nothing_begun_after_it() {
+        let (one, other) = (SNAPSHOTS + 1, SNAPSHOTS + 2);
+        let records = [
+            "2 write 1 0 8 6 0".to_owned(),
+            "2 done 1 0 0 0 0".to_owned(),
+            "2 write 2 8 8 7 0".to_owned(),
+            format!("2 snapshot {one} 0 0 0 0"),
+            "2 write 3 16 8 8 0".to_owned(),
+            "2 done 2 0 0 0 0".to_owned(),
+            format!("2 done {one} 0 0 0 0"),
+            "2 write 4 0 8 9 0".to_owned(),
+            "2 done 4 0 0 0 0".to_owned(),
+            format!("2 snapshot {other} 0 0 0 0"),
+            format!("2 delete {one} 0 0 0 0"),
+        ];
+        let records: Vec<&str> = records.iter().map(String::as_str).collect();
+        let found = Judge::snapshots(&disk(&[(2, 5)], &records), SECTORS).unwrap();
+        let facts = found.iter().map(|one| (one.number, one.taken, one.goes));
+        assert_eq!(facts.collect::<Vec<_>>(), [(1, true, true), (2, false, false)]);
+        let contents = [0, 8, 16, 24].map(|sector| judged(&found[0].content, sector));
+        assert_eq!(contents, [vec![6], vec![5, 7], vec![5, 8], vec![5]]);
+        assert_eq!(judged(&found[1].content, 0), [9]);
+        assert_eq!(judged(&found[1].content, 8), [7]);
     }
 }

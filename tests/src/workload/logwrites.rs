@@ -6,19 +6,22 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, Ended, Settings};
 use blockd_testkit::folder::Folder;
 use blockd_testkit::nbd::{Kind, Request};
 use blockd_testkit::tools;
 
 use super::device::{Buffer, Device};
-use super::ledger::{self, Judge, Ledger};
+use super::ledger::{self, Judge, Ledger, Snapshot};
 use super::load::{self, Counts, Load};
 use super::replay::Log;
+use super::rounds::{self, Moment, Rounds, Targets};
 use super::{MARK, Run, device_of, figures, guest, sparse};
 use crate::kill::content::{self, SECTOR};
 use crate::kill::volume::Volume;
@@ -31,6 +34,11 @@ const VOLUME: u64 = 8 << 20;
 const ID: u32 = 1;
 /// The mark after the volume was made.
 const MADE: &str = "made";
+/// Precede the number of a snapshot in marks: it was answered, it is about to be deleted.
+const TAKEN: &str = "taken-";
+const GOES: &str = "goes-";
+/// The longest load. A slow machine folds nothing in the time of the short form.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Requests of the thread that sets marks, far from those of the load.
 const MARKS: u64 = 1 << 40;
 /// The fewest marks: a slow machine sets few in the time of the short form, which looks at each
@@ -53,12 +61,36 @@ pub fn run(run: &Run) -> Result<String> {
         .drive(Drive::File(log.clone()))
         .drive(Drive::File(book.clone()));
     let script = run.inside(&format!("logwrites --millis {}", run.either(1500, 15_000)));
-    vm.run(&script)?;
+    let output = vm.run(&script)?;
+    println!("{}", output.text);
+    let beside = figures(&output.text)?.to_owned();
     let replayed = replay(&log, &book, run.either(10, 1))?;
     // Disks that fail are a matter of moments.
     let output = vm.run(&run.inside("flakey"))?;
     println!("{}", output.text);
-    Ok(format!("{replayed}; {}", figures(&output.text)?))
+    Ok(format!("{beside}; {replayed}; {}", figures(&output.text)?))
+}
+
+/// The marks of a log up to a moment.
+#[derive(Debug, Default)]
+struct Marks {
+    /// The volume was made.
+    made: bool,
+    /// Cookies of flushes that were answered.
+    flushed: BTreeSet<u64>,
+    /// Numbers of snapshots that were answered, and of those that may be gone.
+    taken: BTreeSet<u64>,
+    gone: BTreeSet<u64>,
+}
+
+impl Marks {
+    fn note(&mut self, mark: &str) {
+        let number = |prefix| mark.strip_prefix(prefix)?.parse::<u64>().ok();
+        self.made |= mark == MADE;
+        self.flushed.extend(number(""));
+        self.taken.extend(number(TAKEN));
+        self.gone.extend(number(GOES));
+    }
 }
 
 /// Opens the pool as it was at each flush, or at every `every`th.
@@ -67,12 +99,13 @@ fn replay(log: &Path, book: &Path, every: usize) -> Result<String> {
     let image = sparse(&folder, "image", DISK)?;
     let file = File::options().write(true).open(&image)?;
     let (log, book) = (Log::open(log)?, std::fs::read(book)?);
-    let (mut marks, mut made) = (BTreeSet::new(), false);
-    let (mut flushes, mut opened, mut early, mut durable) = (0, 0, 0, 0);
+    let sectors = usize::try_from(VOLUME)? / SECTOR;
+    let snapshots = Judge::snapshots(&book, sectors)?;
+    let mut marks = Marks::default();
+    let (mut flushes, mut opened, mut early, mut durable, mut compared) = (0, 0, 0, 0, 0);
     for (number, entry) in log.entries.iter().enumerate() {
         if let Some(mark) = &entry.mark {
-            made |= mark == MADE;
-            marks.extend(mark.parse::<u64>());
+            marks.note(mark);
             continue;
         }
         log.apply(entry, &file)?;
@@ -83,37 +116,40 @@ fn replay(log: &Path, book: &Path, every: usize) -> Result<String> {
         if flushes % every != 0 {
             continue;
         }
-        let sectors = usize::try_from(VOLUME)? / SECTOR;
-        let judge = Judge::at(&book, sectors, |flush| marks.contains(&flush), false)?;
+        let judge = Judge::at(&book, sectors, |flush| marks.flushed.contains(&flush), false)?;
         let copy = folder.path().join("copy");
         let mut cp = Command::new("cp");
         tools::output(cp.args(["--sparse=always", "--reflink=auto"]).arg(&image).arg(&copy))?;
-        let checked = open(&copy, &judge, made)
+        let checked = open(&copy, &judge, &snapshots, &marks)
             .with_context(|| format!("as of entry {number} of {}", log.entries.len()))?;
-        if checked {
+        if let Some(there) = checked {
             opened += 1;
+            compared += there;
             durable = durable.max(judge.durable);
         } else {
             early += 1;
         }
     }
-    ensure!(opened > 0 && durable > 0, "{flushes} flushes, {opened} opened, {durable} durable");
+    let shown = opened > 0 && durable > 0 && compared > 0;
+    ensure!(shown, "{flushes} flushes, {opened} opened, {durable} durable, {compared} snapshots");
     Ok(format!(
-        "{} entries with {flushes} flushes, at {opened} of which the pool was opened and compared, \
-         {early} before it was made; up to {durable} durable changes, 0 lost",
+        "{} entries with {flushes} flushes, at {opened} of which the pool was opened and compared \
+         with {compared} snapshots, {early} before it was made; up to {durable} durable changes, \
+         0 lost",
         log.entries.len()
     ))
 }
 
-/// Opens a pool and compares the volume; false when it could not be opened and need not.
-fn open(pool: &Path, judge: &Judge, made: bool) -> Result<bool> {
+/// Opens a pool and compares the volume and its snapshots, of which it returns the number; `None`
+/// when the pool could not be opened and need not.
+fn open(pool: &Path, judge: &Judge, snapshots: &[Snapshot], marks: &Marks) -> Result<Option<u64>> {
     let settings =
         Settings { pool: Some(pool.to_path_buf()), pool_size: DISK, ..Settings::default() };
     let mut daemon = Daemon::new("replay", &settings)?;
     if let Err(error) = daemon.start() {
         // A pool that was being made is refused, by name.
         let ended = error.downcast_ref::<Ended>().and_then(|ended| ended.status.code());
-        return if !made && ended.is_some() { Ok(false) } else { Err(error) };
+        return if !marks.made && ended.is_some() { Ok(None) } else { Err(error) };
     }
     daemon.cli(&["add", "--nbd", "--size", &VOLUME.to_string(), "oracle"])?;
     let mut connection = daemon.connect("oracle")?;
@@ -122,11 +158,33 @@ fn open(pool: &Path, judge: &Judge, made: bool) -> Result<bool> {
         judge.found(ID, sector, bytes)?;
     }
     drop(connection);
+    let compared = compare_snapshots(&daemon, snapshots, marks)?;
     ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
     let reader = tools::workspace_root().join("sim/reader/blockd_reader.py");
     let mut check = Command::new(tools::find("python3")?);
     tools::output(check.arg(reader).arg(pool).arg("check")).context("checking the closed pool")?;
-    Ok(true)
+    Ok(Some(compared))
+}
+
+/// Finds the snapshots that had been answered and not deleted by then, and compares all that are
+/// there.
+fn compare_snapshots(daemon: &Daemon, snapshots: &[Snapshot], marks: &Marks) -> Result<u64> {
+    let there = rounds::listed(daemon)?;
+    for number in marks.taken.difference(&marks.gone) {
+        ensure!(there.contains(number), "snapshot {number} is lost; there are {there:?}");
+    }
+    for number in &there {
+        let snapshot = snapshots.iter().find(|snapshot| snapshot.number == *number);
+        let content =
+            &snapshot.with_context(|| format!("snapshot {number} was not begun"))?.content;
+        rounds::read(daemon, *number, &rounds::pieces(VOLUME), |first, data| {
+            for (sector, bytes) in (first..).zip(data.chunks_exact(SECTOR)) {
+                content.found(ID, sector, bytes)?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(there.len() as u64)
 }
 
 /// The guest's half: load on a pool whose writes are logged.
@@ -138,8 +196,7 @@ pub fn inside(millis: u64, seed: u64) -> Result<()> {
         "dmsetup create --noudevsync logged --table \
          \"0 $(blockdev --getsz /dev/vda) log-writes /dev/vda /dev/vdb\"; dmsetup mknodes",
     )?;
-    let mark = |text: &str| guest::shell(&format!("dmsetup message logged 0 mark {text}"));
-    let mut daemon = guest::daemon(Path::new("/dev/mapper/logged"), "")?;
+    let mut daemon = guest::daemon_with_small_extents(Path::new("/dev/mapper/logged"))?;
     let volume = guest::add(&daemon, "oracle", ID, VOLUME)?;
     // The log has a FUA write before older writes that no flush has covered yet: of two to the same
     // place, one after the other, it would have the wrong one last.
@@ -151,11 +208,41 @@ pub fn inside(millis: u64, seed: u64) -> Result<()> {
     let counts = Arc::new(Counts::default());
     let path = device_of("oracle");
     let load = load_on(&path, &volume, &ledger, &counts, seed)?;
-    let device = Device::open(&path)?;
-    let start = blockd_testkit::clock::Clock::start();
+    let mut rounds = rounds_of(&volume, &ledger, seed);
+    let (over, folded) = (AtomicBool::new(false), Arc::clone(&rounds.complete));
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| rounds.run(&daemon, &over));
+        let shortest = Duration::from_millis(millis);
+        let marked = set_marks(&path, &ledger, |marks, since| {
+            let folded = folded.load(Ordering::Relaxed) || since > LONGEST;
+            let done = since > shortest && marks >= LEAST_MARKS && folded;
+            done || load.failed() || changing.is_finished()
+        });
+        over.store(true, Ordering::Relaxed);
+        let changed = changing.join();
+        changed.map_err(|_| anyhow::anyhow!("the thread of snapshots panicked"))??;
+        marked
+    })
+    .with_context(|| daemon.last_words())?;
+    load.stop()?;
+    load::compare(&path, &volume)?;
+    rounds.figures.expect_folds()?;
+    daemon.stop()?;
+    println!("{MARK}{}", rounds.figures);
+    remove("logged")
+}
+
+fn mark(text: &str) -> Result<String> {
+    guest::shell(&format!("dmsetup message logged 0 mark {text}"))
+}
+
+/// Flushes again and again, and sets a mark after each answer, until `stop` returns true, which
+/// gets the number of marks and the time that passed.
+fn set_marks(path: &Path, ledger: &Ledger, stop: impl Fn(u64, Duration) -> bool) -> Result<()> {
+    let device = Device::open(path)?;
+    let start = Clock::start();
     let mut cookie = MARKS;
-    let goes_on = |marks| start.elapsed() < Duration::from_millis(millis) || marks < LEAST_MARKS;
-    while goes_on(cookie - MARKS) && !load.failed() {
+    while !stop(cookie - MARKS, start.elapsed()) {
         cookie += 1;
         let flush = Request { kind: Kind::Flush, flags: 0, cookie, offset: 0, len: 0 };
         ledger.begins(&flush, 0)?;
@@ -164,11 +251,25 @@ pub fn inside(millis: u64, seed: u64) -> Result<()> {
         // From here on, what the flush covered is on the disk.
         mark(&cookie.to_string())?;
     }
-    load.stop()?;
-    load::compare(&path, &volume)?;
-    drop(device);
-    daemon.stop()?;
-    remove("logged")
+    Ok(())
+}
+
+/// Snapshots that come and go, in the ledger and in marks.
+fn rounds_of(volume: &Arc<Mutex<Volume>>, ledger: &Arc<Ledger>, seed: u64) -> Rounds {
+    let targets = Arc::new(Targets::default());
+    targets.add("oracle", Some(volume));
+    let mut rounds = Rounds::new(&targets, seed, 1);
+    let ledger = Arc::clone(ledger);
+    let note = move |moment, number| {
+        match moment {
+            Moment::Begins => {}
+            Moment::Taken => drop(mark(&format!("{TAKEN}{number}"))?),
+            Moment::Goes => drop(mark(&format!("{GOES}{number}"))?),
+        }
+        ledger.snapshot(moment, number)
+    };
+    rounds.note_in("oracle", Box::new(note));
+    rounds
 }
 
 /// Removes a device-mapper device. Retried for up to 5 s: the kernel closes the files of an

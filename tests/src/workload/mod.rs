@@ -19,6 +19,7 @@ pub mod neighbours;
 pub mod pmem;
 pub mod power;
 pub mod replay;
+pub mod rounds;
 pub mod safety;
 pub mod space;
 pub mod stress;

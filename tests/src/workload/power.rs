@@ -15,6 +15,7 @@ use super::device::Device;
 use super::files::Files;
 use super::ledger::{self, Judge, Ledger};
 use super::load::{self, Counts, Load};
+use super::rounds::{self, Figures, Rounds, Targets};
 use super::{Run, device_of, guest, sparse};
 use crate::kill::content::{Generation, SECTOR};
 use crate::kill::family::{Family, Met};
@@ -35,6 +36,10 @@ const VERIFIED: &str = "verified ";
 const LOADING: &str = "loading";
 /// Precedes the command that the last cut met.
 const MET: &str = "met ";
+/// Precedes the figures of snapshots that come and go, each time they are counted.
+const ROUNDS: &str = "rounds ";
+/// The guest's message when entries became composite and were folded.
+const FOLDED: &str = "entries were folded";
 
 /// The host's half.
 ///
@@ -47,37 +52,53 @@ pub fn run(run: &Run) -> Result<String> {
     let disk = Disk::new(&pool, &folder.path().join("socket"), run.seed)?;
     let vm = run.machine("power")?.drive(disk.drive()).drive(Drive::File(book));
     let mut rng = fastrand::Rng::with_seed(run.seed);
-    let (mut lost, mut early, mut total, mut met) = (0, 0, [0; 3], Met::default());
+    let (mut lost, mut early, mut total, mut met) = (0, 0, [0; 4], Met::default());
+    let (mut figures, mut folded) = (Figures::default(), false);
     for number in 0..cuts {
         let mut running = vm.start(&run.inside("power"))?;
         // One in five dies before it has found everything.
-        let moment = rng.u8(..5);
-        let wait = if moment == 0 { rng.u64(..2500) } else { rng.u64(100..3000) };
-        running.wait_for(if moment == 0 { OPENING } else { LOADING })?;
-        early += u64::from(moment == 0);
+        let is_early = rng.u8(..5) == 0 && (folded || number + 1 < cuts);
+        let wait = if is_early { rng.u64(..2500) } else { rng.u64(100..3000) };
+        running.wait_for(if is_early { OPENING } else { LOADING })?;
+        early += u64::from(is_early);
+        if !is_early && !folded {
+            // The first of the others lives long enough for one round, however slow the machine.
+            running.wait_for(FOLDED)?;
+            folded = true;
+        }
         std::thread::sleep(Duration::from_millis(wait));
         let output = running.cut().with_context(|| format!("cut {number}"))?;
         let failure = output.text.lines().find(|line| line.contains("workload: "));
         ensure!(failure.is_none(), "before cut {number}:\n{}", output.text);
         met = met.with(add(&mut total, &output.text)?);
+        figures = figures.with(counted(&output.text));
         lost += disk.cut()?.lost;
     }
     let output = vm.run(&run.inside("power --last"))?;
     met = met.with(add(&mut total, &output.text)?);
-    let [durable, open, files] = total;
+    figures = figures.with(counted(&output.text));
+    let [durable, open, files, snapshots] = total;
     // With few cuts, the disk may have had nothing to forget.
     let forgot = lost > 0 || run.is_short();
     ensure!(durable > 0 && forgot && files > 0, "nothing was shown: {total:?}, {lost}");
     ensure!(run.is_short() || met.is_complete(), "not met by a cut: {met}");
+    ensure!(run.is_short() || snapshots > 0, "no snapshot was there after a cut: {figures}");
+    figures.expect_folds()?;
     Ok(format!(
         "{cuts} cuts, {early} of them during the start; the disk forgot {lost} sectors; {durable} \
          flushed changes found, {open} others judged, {files} durable files found; cuts met {met}; \
-         0 lost, every file system recovered"
+         {figures}, {snapshots} compared after a cut; 0 lost, every file system recovered"
     ))
 }
 
+/// The figures that a boot printed last, as a whole.
+fn counted(text: &str) -> Figures {
+    let lines = text.lines().rev().filter_map(|line| line.strip_prefix(ROUNDS));
+    lines.filter_map(|line| serde_json::from_str(line).ok()).next().unwrap_or_default()
+}
+
 /// Adds what a boot verified. Gives the command that the cut before it met.
-fn add(total: &mut [u64; 3], text: &str) -> Result<Met> {
+fn add(total: &mut [u64; 4], text: &str) -> Result<Met> {
     let lines = text.lines().filter_map(|line| line.strip_prefix(VERIFIED));
     for line in lines {
         for (sum, word) in total.iter_mut().zip(line.split(' ')) {
@@ -95,7 +116,7 @@ fn add(total: &mut [u64; 3], text: &str) -> Result<Met> {
 pub fn inside(last: bool, seed: u64) -> Result<()> {
     let book = Path::new("/dev/vdb");
     println!("{OPENING}");
-    let daemon = guest::daemon(Path::new("/dev/vda"), "")?;
+    let daemon = guest::daemon_with_small_extents(Path::new("/dev/vda"))?;
     guest::add_device(&daemon, "oracle", VOLUME)?;
     guest::add_device(&daemon, "files", FILES)?;
     let mut disk = Vec::new();
@@ -110,7 +131,8 @@ pub fn inside(last: bool, seed: u64) -> Result<()> {
     let (number, text) = ledger::kept_text(&disk).unzip();
     let mut family = Family::new(seed ^ judge.run, text.as_deref())?;
     family.compare(&daemon).context("snapshots and clones")?;
-    println!("{VERIFIED}{} {} {known}", judge.durable, judge.open);
+    let snapshots = find_snapshots(&daemon, &disk)?;
+    println!("{VERIFIED}{} {} {known} {snapshots}", judge.durable, judge.open);
     println!("{MET}{}", serde_json::to_string(&family.met)?);
     // The content that was found need not be durable before this.
     let device = Device::open(&device_of("oracle"))?;
@@ -128,6 +150,7 @@ pub fn inside(last: bool, seed: u64) -> Result<()> {
     let seeds: Vec<u64> = (0..6).map(|_| rng.u64(..)).collect();
     let counts = Arc::new(Counts::default());
     let load = Load::start(&device_of("oracle"), &volume, Some(&ledger), &counts, &seeds)?;
+    let mut rounds = rounds_of(&daemon, &volume, &ledger, seed ^ run, run)?;
     println!("{LOADING}");
     let texts = Device::open(Path::new("/dev/vdb"))?;
     let mut text = number.unwrap_or(0);
@@ -138,14 +161,69 @@ pub fn inside(last: bool, seed: u64) -> Result<()> {
     // Until the power is cut, or something fails.
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let changing = scope.spawn(|| family.run(&daemon, &over));
-        let written = write_files(&files, written, || load.failed() || changing.is_finished());
+        let changing = [
+            scope.spawn(|| family.run(&daemon, &over).map_err(anyhow::Error::from)),
+            scope.spawn(|| rounds.run(&daemon, &over)),
+        ];
+        let ended = || changing.iter().any(|thread| thread.is_finished());
+        let written = write_files(&files, written, || load.failed() || ended());
         over.store(true, Ordering::Relaxed);
-        let changed = changing.join();
-        changed.map_err(|_| anyhow::anyhow!("the thread of snapshots panicked"))??;
+        for thread in changing {
+            let changed = thread.join();
+            changed.map_err(|_| anyhow::anyhow!("a thread of snapshots panicked"))??;
+        }
         written?;
         load.stop()
     })
+}
+
+/// Snapshots of both volumes that come and go, those of the one under the oracle in the ledger.
+fn rounds_of(
+    daemon: &Daemon,
+    volume: &Arc<Mutex<Volume>>,
+    ledger: &Arc<Ledger>,
+    seed: u64,
+    run: u64,
+) -> Result<Rounds> {
+    let targets = Arc::new(Targets::default());
+    targets.add("oracle", Some(volume));
+    targets.add("files", None);
+    let mut rounds = Rounds::new(&targets, seed, run);
+    // From here on, a cut is judged by the new run, which knows nothing of older snapshots.
+    rounds.adopt(daemon)?;
+    let ledger = Arc::clone(ledger);
+    rounds.note_in("oracle", Box::new(move |moment, number| ledger.snapshot(moment, number)));
+    rounds.report = Some(|figures| {
+        println!("{ROUNDS}{}", serde_json::to_string(figures).unwrap_or_default());
+        if figures.is_complete() {
+            println!("{FOLDED}");
+        }
+    });
+    Ok(rounds)
+}
+
+/// Finds the snapshots of the volume under the oracle that were answered, and compares all that are
+/// there with what they may hold. Returns how many were compared.
+fn find_snapshots(daemon: &Daemon, disk: &[u8]) -> Result<u64> {
+    let there = rounds::listed(daemon)?;
+    let known = Judge::snapshots(disk, usize::try_from(VOLUME)? / SECTOR)?;
+    let mut compared = 0;
+    for snapshot in &known {
+        let number = snapshot.number;
+        if there.contains(&number) {
+            rounds::read(daemon, number, &rounds::pieces(VOLUME), |first, data| {
+                for (sector, bytes) in (first..).zip(data.chunks_exact(SECTOR)) {
+                    snapshot.content.found(ID, sector, bytes)?;
+                }
+                Ok(())
+            })?;
+            compared += 1;
+        } else {
+            let gone = snapshot.goes || !snapshot.taken;
+            ensure!(gone, "snapshot {number} was answered and is lost; there are {there:?}");
+        }
+    }
+    Ok(compared)
 }
 
 /// Writes file after file until `stop` returns true.

@@ -129,15 +129,18 @@ pub(super) fn shared_by_another(world: &mut World) -> Result<(), Violation> {
     world.flush(volume)
 }
 
-/// R17a: a volume shrinks while a checkpoint has still to write the leaf that is cut, and power is
-/// lost before the new size is durable.
-pub(super) fn cut_under_checkpoint(world: &mut World) -> Result<(), Violation> {
-    let leaf = 256;
-    let volume = world.volume(8 * leaf)?;
-    for number in 0..8 {
+/// R17a: a volume is rolled back while a checkpoint has still to write leaves that it had before,
+/// and power is lost before the rollback is durable.
+pub(super) fn rollback_at_a_checkpoint(world: &mut World) -> Result<(), Violation> {
+    let (leaf, leaves) = (256, 8);
+    let volume = world.volume(leaves * leaf)?;
+    for number in 0..leaves {
         world.write(volume, number * leaf, 0)?;
     }
-    world.write(volume, 7 * leaf + 3, 0)?;
+    let Some(snapshot) = world.copy(volume, true)? else { return Ok(()) };
+    for number in 0..leaves {
+        world.write(volume, number * leaf, 0)?;
+    }
     world.flush(volume)?;
     // More than half of the log is used, and a checkpoint begins.
     world.hold(&[Class::Page]);
@@ -146,7 +149,7 @@ pub(super) fn cut_under_checkpoint(world: &mut World) -> Result<(), Violation> {
         world.flush(volume)?;
     }
     world.hold(&[Class::Log]);
-    world.resize(volume, (7 * leaf + 1) * world.extent_units())?;
+    world.roll_back_to(volume, snapshot)?;
     world.release(Class::Page)?;
     world.lose_power_keeping_caches();
     world.open()

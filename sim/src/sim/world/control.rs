@@ -123,8 +123,26 @@ impl World {
         (!all.is_empty()).then(|| all[self.core.random.usize(..all.len())])
     }
 
+    /// Takes a snapshot, or deletes those that are there, if it is time for that.
+    pub(super) fn keep_rhythm(&mut self) -> Result<(), Violation> {
+        let Some(rhythm) = self.core.profile.rhythm else { return Ok(()) };
+        let started = self.core.profile.operations.saturating_sub(self.operations_left);
+        if started.is_multiple_of(rhythm.every) {
+            self.copy_volume(true)?;
+        } else if started % rhythm.every == rhythm.delete_after {
+            while let Some(snapshot) = self.idle_volume(|snapshot| snapshot) {
+                self.submit_delete(snapshot)?;
+            }
+        }
+        Ok(())
+    }
+
     fn delete_volume(&mut self) -> Result<(), Violation> {
         let Some(id) = self.idle_volume(|_| true) else { return Ok(()) };
+        self.submit_delete(id)
+    }
+
+    fn submit_delete(&mut self, id: u32) -> Result<(), Violation> {
         let control = Control::Delete { volume: VolumeId(id) };
         self.submit(control, Some(Intent::Delete { volume: id }), Mark::Delete)
     }

@@ -257,6 +257,7 @@ impl World {
     /// One request of a client, of the kinds and sizes of the profile.
     fn client(&mut self) -> Result<(), Violation> {
         self.operations_left -= 1;
+        self.keep_rhythm()?;
         let mix = self.core.profile.mix;
         let Some(choice) = self.choose(&mix) else { return Ok(()) };
         let ids: Vec<u32> = self.core.oracle.volumes().keys().copied().collect();
