@@ -18,6 +18,11 @@ use std::time::Duration;
 use blockd_api::v1::{ListConnectionsRequest, ListPoolsRequest, ListVolumesRequest, StatsRequest};
 use blockd_media::error::Error;
 
+#[cfg(test)]
+pub(crate) use draw::{Page, View, tests::buffer as example_buffer};
+#[cfg(test)]
+pub(crate) use sort::Sort;
+
 use super::Context;
 use super::client::Client;
 use model::{Answers, Snapshot};
