@@ -18,6 +18,7 @@ mod package;
 mod requirements;
 mod rules;
 mod rustdoc;
+mod screens;
 mod setup;
 mod steps;
 mod test;
@@ -63,6 +64,12 @@ enum Action {
         /// Build the book in place of that, by mdBook
         #[arg(long, conflicts_with = "write")]
         book: bool,
+    },
+    /// Compare the pictures in docs/screens with the programs' output for an example
+    Screens {
+        /// Write the pictures, and the screens that tests of `blockd top` expect
+        #[arg(long)]
+        write: bool,
     },
     /// Alert rules, their tests and the dashboard of deploy/, by promtool
     Rules,
@@ -246,6 +253,7 @@ fn run(action: &Action) -> Result<bool> {
             Ok(steps.finish())
         }
         Action::Docs { .. } => docs::run(root).map(|()| true),
+        Action::Screens { write } => screens::run(root, *write).map(|()| true),
         Action::Rules => rules::run(root).map(|()| true),
         Action::Manifests => {
             let mut steps = steps::Steps::new();

@@ -33,6 +33,9 @@ mod program;
 mod recover;
 mod resize;
 mod rollback;
+#[cfg(test)]
+#[path = "testing/screens.rs"]
+mod screens;
 mod set;
 mod snapshot;
 mod space;

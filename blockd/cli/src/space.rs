@@ -26,7 +26,7 @@ pub(crate) struct Space {
 
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
-struct Counted {
+pub(crate) struct Counted {
     volumes: Vec<Row>,
     /// Null unless several were named.
     together: Option<v1::Space>,
@@ -45,11 +45,14 @@ impl Space {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let request = SpaceRequest { pool: self.pool, names: self.names };
         let answer = context.client().await?.space(request).await?;
-        let counted = Counted {
-            volumes: answer.volumes.into_iter().map(row).collect(),
-            together: answer.together,
-        };
+        let counted = Counted::of(answer);
         context.output.either(&counted, || table(&counted, context))
+    }
+}
+
+impl Counted {
+    pub(crate) fn of(answer: v1::SpaceResponse) -> Self {
+        Self { volumes: answer.volumes.into_iter().map(row).collect(), together: answer.together }
     }
 }
 
@@ -62,7 +65,7 @@ fn row(volume: VolumeSpace) -> Row {
     }
 }
 
-fn table(counted: &Counted, context: &Context) -> String {
+pub(crate) fn table(counted: &Counted, context: &Context) -> String {
     let mut table = Table::new(&[
         ("name", Side::Left),
         ("kind", Side::Left),

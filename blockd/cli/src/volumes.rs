@@ -50,9 +50,9 @@ struct Listed {
 
 /// The output of `show --json`.
 #[derive(Debug, Serialize)]
-struct Shown {
-    volume: Volume,
-    connections: Vec<Connection>,
+pub(crate) struct Shown {
+    pub(crate) volume: Volume,
+    pub(crate) connections: Vec<Connection>,
 }
 
 impl List {
@@ -91,7 +91,7 @@ impl Show {
     }
 }
 
-fn table(volumes: &[Volume], context: &Context) -> String {
+pub(crate) fn table(volumes: &[Volume], context: &Context) -> String {
     let output = &context.output;
     let mut table = Table::new(&[
         ("name", Side::Left),
@@ -128,7 +128,7 @@ fn table(volumes: &[Volume], context: &Context) -> String {
     table.render(output.terminal())
 }
 
-fn details(shown: &Shown, context: &Context) -> String {
+pub(crate) fn details(shown: &Shown, context: &Context) -> String {
     let Shown { volume, connections } = shown;
     let output = &context.output;
     let size = |value: i64| output.size(amount(value));

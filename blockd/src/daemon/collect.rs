@@ -248,7 +248,12 @@ fn devices(snapshot: &mut Snapshot, pool: &PoolHandle) {
         let seen: Vec<_> = media.iter().filter_map(|one| one.device(at)).collect();
         for op in MediaOp::ALL {
             let errors = seen.iter().map(|one| one.errors[op as usize].get()).sum();
-            snapshot.set("blockd_device_errors", &[pool.name(), &path, op.name()], errors);
+            let labels = [pool.name(), &path, op.name()];
+            snapshot.set("blockd_device_errors", &labels, errors);
+            let sent = seen.iter().map(|one| one.sent[op as usize].get()).sum();
+            snapshot.set("blockd_device_operations", &labels, sent);
+            let bytes = seen.iter().map(|one| one.bytes[op as usize].get()).sum();
+            snapshot.set("blockd_device_bytes", &labels, bytes);
         }
         let latencies = seen.iter().map(|one| &one.latency);
         snapshot.times("blockd_device_io_seconds", &[pool.name(), &path], latencies);

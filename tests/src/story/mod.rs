@@ -3,6 +3,8 @@
 //! go on. The reports come from the daemon; the written data is read and compared.
 
 pub mod events;
+#[cfg(test)]
+mod example;
 pub mod plot;
 pub mod writer;
 

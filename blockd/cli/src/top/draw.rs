@@ -2,236 +2,234 @@
 
 use blockd_media::units;
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout, Rect};
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::Line;
-use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row, Table};
+use ratatui::layout::Rect;
+use ratatui::style::{Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph};
 
-use super::model::{PoolRow, STAGES, Snapshot, Sort, VolumeRow};
-use crate::holds::{REASONS, WHOLE};
-use crate::output::{human_ns, percent};
+use super::grid::{self, Grid};
+use super::history::History;
+use super::model::Snapshot;
+use super::sort::Sort;
+use super::views;
+use crate::output::terminal::Tone;
+
+/// The rows that the screen shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Page {
+    #[default]
+    Volumes,
+    Stages,
+    Pools,
+    Devices,
+    Clients,
+}
+
+impl Page {
+    /// All of them, in the order of their keys, which are the digits from 1 on.
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Volumes, Self::Stages, Self::Pools, Self::Devices, Self::Clients];
+
+    /// In words.
+    #[must_use]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Volumes => "volumes",
+            Self::Stages => "stages",
+            Self::Pools => "pools",
+            Self::Devices => "devices",
+            Self::Clients => "clients",
+        }
+    }
+
+    /// The next one; after the last the first.
+    #[must_use]
+    pub(crate) fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|&page| page == self).unwrap_or(0);
+        Self::ALL[(at + 1) % Self::ALL.len()]
+    }
+
+    /// How many rows of it can be scrolled through.
+    #[must_use]
+    pub(crate) fn row_count(self, snapshot: &Snapshot) -> usize {
+        match self {
+            Self::Volumes | Self::Stages => snapshot.volumes.len(),
+            Self::Pools => snapshot.pools.len(),
+            Self::Devices => snapshot.devices.len(),
+            Self::Clients => snapshot.clients.len(),
+        }
+    }
+}
 
 /// The state that keys change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct View {
+    pub page: Page,
     pub sort: Sort,
     pub paused: bool,
     pub help: bool,
-    /// Volumes above the first one shown.
+    /// Rows above the first one shown.
     pub scroll: usize,
     /// In place of an answer: why there is none.
     pub failure: Option<String>,
     pub colour: bool,
 }
 
-/// Pools shown at most; the volumes need the room.
-const MAX_POOLS: usize = 6;
-/// Volumes that are held back shown at most, those first that are for longest.
-const MAX_HELD: usize = 4;
+/// From this height on there are empty lines between the tables.
+const ROOMY: usize = 20;
 
-const HELP: [&str; 11] = [
-    "q  quit",
-    "s  sort by name, operations, bytes, latency, mapped",
-    "p  pause, and go on",
-    "j  down     k  up",
-    "h  this help",
+const HELP: [&str; 20] = [
+    "1-5 Tab  volumes, stages, pools, devices, clients",
+    "s        next order; directly: n name, i IOPS, b bytes,",
+    "         l latency, m space",
+    "p        pause, and go on",
+    "j k      down, up        h  this help        q  quit",
     "",
-    "latency: median / 99 %, of the last second's requests",
-    "written/s: bytes written for the first time, lately",
-    "waiting: volumes with writes that wait for space",
-    "slowed: volumes slowed down, as the pool is nearly full",
-    "held back: share of the time, 100 % for each connection",
+    "A wider screen shows more columns.",
+    "P50, P99  median and 99th percentile of the last second,",
+    "          from a request's arrival to its answer",
+    "HELD      share of the time that connections and queues",
+    "          are held back before, 100 % for each",
+    "TURN      others have their turn; LIMIT, SPACE, MEMORY:",
+    "          limits, a full pool, IO memory of the worker",
+    "MAP ...   mean of all requests; the stages add up to the",
+    "          total, OTHER is the rest; ~0 is less than the",
+    "          worker's clock shows",
+    "LIMIT     the larger share used of the volume's limits",
+    "FILLS/S   bytes written for the first time",
+    "WAITING   volumes with writes that wait for space",
+    "QUEUE     mean requests in flight on the device; NOW: now",
 ];
 
+/// A table on the screen, and the lines that it gets.
+struct Part {
+    grid: Grid,
+    height: usize,
+    /// Whether the keys move it up and down.
+    scrolls: bool,
+}
+
 /// Draws everything.
-pub(crate) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, view: &View) {
-    let pools = u16::try_from(snapshot.pools.len().clamp(1, MAX_POOLS)).unwrap_or(1);
-    let held = held_volumes(snapshot);
-    // Nothing is drawn of it while no volume is held back.
-    let held_rows = u16::try_from(held.len()).unwrap_or(0);
-    let held_rows = if held.is_empty() { 0 } else { held_rows + 2 };
-    let rows = [
-        Constraint::Length(1),
-        Constraint::Length(pools + 2),
-        Constraint::Length(pools + 2),
-        Constraint::Fill(1),
-        Constraint::Fill(1),
-        Constraint::Length(held_rows),
-        Constraint::Length(1),
-    ];
-    let [top, pool_area, space_area, volume_area, latency_area, held_area, bottom] =
-        Layout::vertical(rows).areas(frame.area());
-    frame.render_widget(heading(snapshot, view), top);
-    frame.render_widget(pool_table(&snapshot.pools, view), pool_area);
-    frame.render_widget(space_table(&snapshot.pools, view), space_area);
-    let room = usize::from(volume_area.height.saturating_sub(2));
-    let first = view.scroll.min(snapshot.volumes.len().saturating_sub(room));
-    let shown = &snapshot.volumes[first..];
-    frame.render_widget(volume_table(shown), volume_area);
-    frame.render_widget(latency_table(shown), latency_area);
-    frame.render_widget(held_table(&held), held_area);
-    frame.render_widget(Line::from(footer(view)).style(dim()), bottom);
+pub(crate) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, history: &History, view: &View) {
+    let screen = frame.area();
+    let (width, height) = (usize::from(screen.width), usize::from(screen.height));
+    // The heading and the footer.
+    let room = height.saturating_sub(2);
+    let parts = parts(snapshot, history, view, room);
+    let rows = view.page.row_count(snapshot);
+    let scrolled = parts.iter().filter(|part| part.scrolls);
+    let shown = scrolled.map(|part| part.height.saturating_sub(1)).min().unwrap_or(0);
+    let first = view.scroll.min(rows.saturating_sub(shown));
+    let mut lines = vec![heading(snapshot, view, width)];
+    for (at, part) in parts.iter().enumerate() {
+        if at > 0 && room >= ROOMY {
+            lines.push(Line::default());
+        }
+        let first = if part.scrolls { first } else { 0 };
+        let size = (width, part.height);
+        lines.extend(part.grid.lines(size, first, Some(view.sort), view.colour));
+    }
+    if rows == 0 {
+        lines.push(Line::from(empty(view.page)).style(grid::style(Tone::Dim, view.colour)));
+    }
+    lines.truncate(height.saturating_sub(1));
+    lines.resize(height.saturating_sub(1), Line::default());
+    let hidden = (rows > shown).then(|| format!("{}-{} of {rows}", first + 1, first + shown));
+    lines.push(footer(view, hidden, width));
+    frame.render_widget(Paragraph::new(lines), screen);
     if view.help {
         help(frame);
     }
 }
 
-fn heading(snapshot: &Snapshot, view: &View) -> Line<'static> {
-    if let Some(failure) = &view.failure {
-        return Line::from(failure.clone()).style(toned(view, Color::Red));
+/// In place of rows.
+fn empty(page: Page) -> &'static str {
+    match page {
+        Page::Volumes | Page::Stages => "no volumes",
+        Page::Pools => "no pools",
+        Page::Devices => "no devices, or the daemon is too old to count their IO",
+        Page::Clients => "no clients",
     }
+}
+
+/// The tables of the page, each with its share of the room.
+fn parts(snapshot: &Snapshot, history: &History, view: &View, room: usize) -> Vec<Part> {
+    let between = usize::from(room >= ROOMY);
+    let part = |grid: Grid, height: usize| Part { grid, height, scrolls: true };
+    let rows = view.page.row_count(snapshot) + 1;
+    // Two tables with the same rows: both whole, or half of the room each.
+    let halves = |upper: Grid, lower: Grid| {
+        let half = rows.min(room.saturating_sub(between) / 2);
+        vec![part(upper, half), part(lower, half)]
+    };
+    match view.page {
+        Page::Volumes => {
+            // Pools have a quarter at most: volumes need the room.
+            let pools = (snapshot.pools.len() + 1).min((room / 4).max(2));
+            let mut list =
+                vec![Part { grid: views::pools(snapshot, history), height: pools, scrolls: false }];
+            let left = room.saturating_sub(pools + between);
+            list.push(part(views::volumes(snapshot, history), rows.min(left)));
+            // The way of requests is shown below where all of it fits.
+            if rows * 2 + between <= left {
+                list.push(part(views::way(snapshot), rows));
+            }
+            list
+        }
+        // On a low screen the means alone.
+        Page::Stages if room < 2 * 4 => vec![part(views::way(snapshot), room)],
+        Page::Stages => halves(views::way(snapshot), views::stages(snapshot)),
+        Page::Pools => halves(views::pools(snapshot, history), views::marks(snapshot)),
+        Page::Devices => vec![part(views::devices(snapshot, history), rows.min(room))],
+        Page::Clients => vec![part(views::clients(snapshot, history), rows.min(room))],
+    }
+}
+
+fn heading(snapshot: &Snapshot, view: &View, width: usize) -> Line<'static> {
+    if let Some(failure) = &view.failure {
+        return Line::from(failure.clone()).style(grid::style(Tone::Bad, view.colour));
+    }
+    let bold = Style::default().add_modifier(Modifier::BOLD);
     let seconds = snapshot.time_ns / 1_000_000_000;
     let up = format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
-    let paused = if view.paused { "  PAUSED" } else { "" };
     let memory = units::human(snapshot.resident_bytes);
-    Line::from(format!("blockd, up {up}, memory {memory}{paused}")).style(bold())
-}
-
-fn footer(view: &View) -> String {
-    format!("q quit  s sort: {}  p pause  j k scroll  h help", view.sort.name())
-}
-
-fn pool_table(pools: &[PoolRow], view: &View) -> Table<'static> {
-    let rows = pools.iter().map(|pool| {
-        let state = match pool.state {
-            "open" | "closed" => Style::default(),
-            _ => toned(view, Color::Red),
+    let text = if width >= 100 {
+        format!("blockd, up {up}, memory {memory}")
+    } else {
+        format!("blockd {up} {memory}")
+    };
+    let mut spans = vec![Span::styled(text, bold)];
+    for (number, page) in (1..).zip(Page::ALL) {
+        let is_shown = page == view.page;
+        let text = match is_shown {
+            true => format!("[{number} {}]", page.name()),
+            false => format!("{number} {}", page.name()),
         };
-        Row::new([
-            Cell::from(pool.name.clone()),
-            Cell::from(pool.state).style(state),
-            right(units::human(pool.size_bytes)),
-            right(units::human(pool.used_bytes)),
-            right(percent(pool.used_bytes, pool.size_bytes)),
-            right(units::human(pool.free_bytes)),
-            right(units::human(pool.promised_bytes)),
-            right(pool.snapshot_count.to_string()),
-            right(match pool.releasing_bytes {
-                0 => "-".to_owned(),
-                bytes => units::human(bytes),
-            }),
-        ])
-    });
-    let heading = Row::new([
-        Cell::from("POOL"),
-        Cell::from("STATE"),
-        right("SIZE"),
-        right("USED"),
-        right("SHARE"),
-        right("FREE"),
-        right("PROMISED"),
-        right("SNAPS"),
-        right("LET GO"),
-    ]);
-    // With 80 columns a name has 14.
-    let lengths = [6, 8, 8, 7, 8, 8, 5, 8];
-    let widths = std::iter::once(Constraint::Fill(1)).chain(lengths.map(Constraint::Length));
-    Table::new(rows, widths).header(heading.style(bold()))
+        // The page that is shown is always named.
+        if is_shown || width >= 80 {
+            spans.push(Span::raw(" "));
+            spans.push(Span::styled(text, if is_shown { bold } else { Style::default() }));
+        }
+    }
+    if view.paused {
+        spans.insert(1, Span::styled(" PAUSED", grid::style(Tone::Warning, view.colour)));
+    }
+    Line::from(spans)
 }
 
-/// How full pools are, how fast they fill, and whom that stops.
-fn space_table(pools: &[PoolRow], view: &View) -> Table<'static> {
-    let rows = pools.iter().map(|pool| {
-        let state = match pool.space_state {
-            None | Some("normal") => Style::default(),
-            Some("low") => toned(view, Color::Yellow),
-            Some(_) => toned(view, Color::Red),
-        };
-        let waiting = if pool.waiting_volumes > 0 { state } else { Style::default() };
-        Row::new([
-            Cell::from(pool.name.clone()),
-            Cell::from(pool.space_state.unwrap_or("-")).style(state),
-            right(units::human(pool.write_rate_bytes)),
-            right(pool.full_in()),
-            right(units::human(pool.low_bytes)),
-            right(units::human(pool.very_low_bytes)),
-            right(pool.waiting_volumes.to_string()).style(waiting),
-            right(pool.slowed_volumes.to_string()),
-        ])
-    });
-    let heading = Row::new([
-        Cell::from("SPACE"),
-        Cell::from("STATE"),
-        right("WRITTEN/S"),
-        right("FULL IN"),
-        right("LOW BELOW"),
-        right("VERY LOW"),
-        right("WAITING"),
-        right("SLOWED"),
-    ]);
-    // With 80 columns a name has 13.
-    let lengths = [8, 9, 7, 9, 8, 7, 6];
-    let widths = std::iter::once(Constraint::Fill(1)).chain(lengths.map(Constraint::Length));
-    Table::new(rows, widths).header(heading.style(bold()))
-}
-
-fn volume_table(volumes: &[VolumeRow]) -> Table<'static> {
-    let rows = volumes.iter().map(|volume| {
-        Row::new([
-            Cell::from(label(volume)),
-            right(units::human(volume.size_bytes)),
-            right(units::human(volume.mapped_bytes)),
-            right(volume.reads_per_second.to_string()),
-            right(volume.writes_per_second.to_string()),
-            right(mebibytes(volume.read_bytes_per_second)),
-            right(mebibytes(volume.write_bytes_per_second)),
-            right(volume.connections.to_string()),
-            right(volume.parked.to_string()),
-        ])
-    });
-    let heading = Row::new([
-        Cell::from("VOLUME"),
-        right("SIZE"),
-        right("MAPPED"),
-        right("READ/S"),
-        right("WRITE/S"),
-        right("R MiB/S"),
-        right("W MiB/S"),
-        right("CONN"),
-        right("PARKED"),
-    ]);
-    let lengths = [10, 10, 8, 8, 8, 8, 4, 6];
-    let widths = std::iter::once(Constraint::Fill(1)).chain(lengths.map(Constraint::Length));
-    Table::new(rows, widths).header(heading.style(bold()))
-}
-
-fn latency_table(volumes: &[VolumeRow]) -> Table<'static> {
-    let rows = volumes.iter().map(|volume| {
-        let stages = volume.latency.iter().map(|latency| match latency.p99_ns {
-            0 => right("-"),
-            p99 => right(format!("{}/{}", human_ns(latency.p50_ns), human_ns(p99))),
-        });
-        Row::new(std::iter::once(Cell::from(label(volume))).chain(stages))
-    });
-    let stages = STAGES.iter().map(|(_, name)| right(name.to_uppercase()));
-    let heading = Row::new(std::iter::once(Cell::from("LATENCY")).chain(stages));
-    let widths = std::iter::once(Constraint::Fill(1)).chain([Constraint::Length(14); 5]);
-    Table::new(rows, widths).header(heading.style(bold()))
-}
-
-/// Volumes that are held back, or were in the interval.
-fn held_volumes(snapshot: &Snapshot) -> Vec<&VolumeRow> {
-    let mut held: Vec<_> =
-        snapshot.volumes.iter().filter(|volume| volume.held_back() != (0, 0)).collect();
-    held.sort_by_key(|volume| std::cmp::Reverse(volume.held_back()));
-    held.truncate(MAX_HELD);
-    held
-}
-
-fn held_table(volumes: &[&VolumeRow]) -> Table<'static> {
-    let rows = volumes.iter().map(|volume| {
-        let reasons = volume.held.iter().map(|held| match held.ns_per_second {
-            0 => right("-"),
-            ns => right(percent(ns, WHOLE)),
-        });
-        let now = right(volume.held_back().1.to_string());
-        Row::new(std::iter::once(Cell::from(label(volume))).chain(reasons).chain([now]))
-    });
-    let reasons = REASONS.iter().map(|(_, name)| right(name.to_uppercase()));
-    let heading = std::iter::once(Cell::from("HELD BACK")).chain(reasons).chain([right("NOW")]);
-    let lengths = [10, 10, 10, 10, 5];
-    let widths = std::iter::once(Constraint::Fill(1)).chain(lengths.map(Constraint::Length));
-    Table::new(rows, widths).header(Row::new(heading).style(bold()))
+/// The keys, as many of them as fit, and which rows are shown where some are not.
+fn footer(view: &View, hidden: Option<String>, width: usize) -> Line<'static> {
+    let sort = format!("s sort: {}", view.sort.name());
+    let keys = ["q quit", "h help", "1-5 page", &sort, "p pause", "j k scroll"];
+    let mut text = hidden.unwrap_or_default();
+    for key in keys {
+        let gap = if text.is_empty() { "" } else { "  " };
+        if text.chars().count() + gap.len() + key.chars().count() <= width {
+            text.push_str(gap);
+            text.push_str(key);
+        }
+    }
+    Line::from(text).style(Style::default().add_modifier(Modifier::DIM))
 }
 
 fn help(frame: &mut Frame<'_>) {
@@ -247,59 +245,98 @@ fn help(frame: &mut Frame<'_>) {
     frame.render_widget(Paragraph::new(text).block(Block::bordered().title(" help ")), area);
 }
 
-/// Pools other than the usual one are named with the volume.
-fn label(volume: &VolumeRow) -> String {
-    if volume.pool == "default" {
-        volume.label()
-    } else {
-        format!("{}/{}", volume.pool, volume.label())
-    }
-}
-
-/// With one digit after the point.
-fn mebibytes(bytes: u64) -> String {
-    let tenths = (u128::from(bytes) * 10) >> 20;
-    format!("{}.{}", tenths / 10, tenths % 10)
-}
-
-fn right(text: impl Into<String>) -> Cell<'static> {
-    Cell::from(Line::from(text.into()).right_aligned())
-}
-
-fn bold() -> Style {
-    Style::default().add_modifier(Modifier::BOLD)
-}
-
-fn dim() -> Style {
-    Style::default().add_modifier(Modifier::DIM)
-}
-
-fn toned(view: &View, colour: Color) -> Style {
-    if view.colour { Style::default().fg(colour) } else { bold() }
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::path::Path;
+
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+    use ratatui::buffer::Buffer;
 
-    use super::super::model::tests::answers;
+    use super::super::example;
+    use super::super::model::Answers;
     use super::*;
 
-    fn screen(view: &View, (width, height): (u16, u16)) -> String {
-        let snapshot = Snapshot::between(Some(&answers(2)), &answers(4));
+    /// The example on a screen.
+    pub(crate) fn buffer(view: &View, size: (u16, u16)) -> Buffer {
+        let (mut snapshot, history) = example::shown();
+        snapshot.sort(view.sort);
+        drawn(&snapshot, &history, view, size)
+    }
+
+    fn drawn(
+        snapshot: &Snapshot,
+        history: &History,
+        view: &View,
+        (width, height): (u16, u16),
+    ) -> Buffer {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, &snapshot, view)).unwrap();
-        let buffer = terminal.backend().buffer();
-        let lines = buffer.content().chunks(usize::from(width));
+        terminal.draw(|frame| draw(frame, snapshot, history, view)).unwrap();
+        terminal.backend().buffer().clone()
+    }
+
+    fn screen(view: &View, size: (u16, u16)) -> String {
+        text(&buffer(view, size))
+    }
+
+    fn text(buffer: &Buffer) -> String {
+        let lines = buffer.content().chunks(usize::from(buffer.area.width));
         let lines = lines.map(|line| line.iter().map(|cell| cell.symbol()).collect::<String>());
         lines.map(|line| line.trim_end().to_owned() + "\n").collect()
     }
 
+    /// Every page at every width. `BLOCKD_WRITE_SCREENS=1` writes the files.
     #[test]
-    fn the_screen_is_as_drawn_here() {
-        let expected = include_str!("screen.txt");
-        assert_eq!(screen(&View::default(), (100, 20)), expected);
+    fn the_screens_are_as_in_the_files() {
+        for page in Page::ALL {
+            for width in [60, 80, 120, 200] {
+                let view = View { page, ..View::default() };
+                let text = screen(&view, (width, 24));
+                let name = format!("src/top/golden/{}-{width}.txt", page.name());
+                let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&name);
+                if std::env::var_os("BLOCKD_WRITE_SCREENS").is_some() {
+                    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                    std::fs::write(&path, &text).unwrap();
+                }
+                assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), text, "{name}");
+            }
+        }
+    }
+
+    /// A rate of 1011.1 MiB/s was once shown as 11.2, in a column that was too narrow.
+    #[test]
+    fn no_width_cuts_digits_off() {
+        let (snapshot, history) = example::shown();
+        for width in 60..=250 {
+            for page in [Page::Volumes, Page::Devices] {
+                let view = View { page, ..View::default() };
+                let text = text(&drawn(&snapshot, &history, &view, (width, 24)));
+                let line = text.lines().find(|line| line.contains("db-") || line.contains("/vdb"));
+                let line = line.unwrap_or_else(|| panic!("{width}: {text}"));
+                let forms = ["1011.1 MiB", "1011 MiB", "1011M", "0.9G"];
+                assert!(forms.iter().any(|form| line.contains(form)), "{width}: {line}");
+                assert!(!text.contains('#'), "{width}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn ten_lines_are_enough_for_pools_and_volumes() {
+        let text = screen(&View::default(), (60, 10));
+        assert!(text.contains("POOL") && text.contains("VOLUME"), "{text}");
+        assert!(text.contains("1-5 of ") && text.contains("q quit"), "{text}");
+    }
+
+    #[test]
+    fn a_node_without_rows_is_drawn_at_any_width() {
+        let empty = Snapshot::between(None, &Answers::default());
+        for width in 1..=250 {
+            for page in Page::ALL {
+                let view = View { page, ..View::default() };
+                let text = text(&drawn(&empty, &History::default(), &view, (width, 24)));
+                assert!(width < 60 || text.contains("\nno "), "{width}: {text}");
+            }
+        }
     }
 
     #[test]
@@ -311,9 +348,25 @@ mod tests {
     #[test]
     fn help_covers_the_middle_and_any_screen_is_enough() {
         let view = View { help: true, paused: true, scroll: 99, ..View::default() };
-        let text = screen(&view, (80, 20));
-        assert!(text.contains("│ q  quit") && text.contains("PAUSED"), "{text}");
-        screen(&view, (10, 3));
-        screen(&view, (1, 1));
+        let text = screen(&view, (80, 24));
+        assert!(text.contains("│ p        pause") && text.contains("PAUSED"), "{text}");
+        for page in Page::ALL {
+            for size in [(60, 10), (10, 3), (1, 1)] {
+                screen(&View { page, ..view.clone() }, size);
+                screen(&View { page, help: false, ..view.clone() }, size);
+            }
+        }
+    }
+
+    #[test]
+    fn without_colour_no_cell_has_one() {
+        use ratatui::style::Color;
+        let coloured = |colour| {
+            let view = View { colour, ..View::default() };
+            let buffer = buffer(&view, (120, 24));
+            buffer.content().iter().filter(|cell| cell.fg != Color::Reset).count()
+        };
+        assert_eq!(coloured(false), 0);
+        assert!(coloured(true) > 100);
     }
 }

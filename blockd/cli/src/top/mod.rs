@@ -1,29 +1,47 @@
 //! `blockd top`: the present activity, refreshed each second.
 
 mod draw;
+#[cfg(test)]
+pub(crate) mod example;
+mod grid;
+mod history;
 mod model;
 mod plain;
+mod rates;
 mod screen;
+mod sort;
+mod values;
+mod views;
 
 use std::time::Duration;
 
-use blockd_api::v1::{ListPoolsRequest, ListVolumesRequest, StatsRequest};
+use blockd_api::v1::{ListConnectionsRequest, ListPoolsRequest, ListVolumesRequest, StatsRequest};
 use blockd_media::error::Error;
+
+#[cfg(test)]
+pub(crate) use draw::{Page, View, tests::buffer as example_buffer};
+#[cfg(test)]
+pub(crate) use sort::Sort;
 
 use super::Context;
 use super::client::Client;
 use model::{Answers, Snapshot};
 
-/// Show pools and volumes at work, refreshed each second
+/// Show pools, volumes, devices and clients at work, refreshed each second
 ///
-/// For each pool, how full it is, how fast it fills, when it will be full at that speed, and how
-/// many volumes have writes that wait for space or are slowed down. Rates are operations and MiB a
-/// second; latencies are the median and the 99th percentile of the last second's requests, for
-/// each stage that a request goes through. HELD BACK is the share of the time that connections and
-/// queues of a volume were held back before a request was taken, 100 % for each that always was:
-/// because others have their turn on the worker or the media, for the volume's limits, for space
-/// in a full pool, or for IO memory. Keys: q quits, s sorts, p pauses, h helps. With --json, or
-/// where the output is no terminal, a snapshot each second.
+/// The keys 1 to 5 or Tab choose a page: volumes, the stages of requests, pools, devices, clients;
+/// h explains the columns, s or n, i, b, l, m sort by name, IOPS, bytes, latency, space; p pauses,
+/// q quits. A wider screen shows more columns. Rates are those of the last second, and LATELY has
+/// the seconds before.
+///
+/// Latencies are the median and the 99th percentile from a request's arrival to its answer. HELD is
+/// the share of the time that connections and queues of a volume were held back before, 100 % for
+/// each that always was: because others have their turn on the worker or the media, for the
+/// volume's limits, for space in a full pool, or for IO memory. Stages have mean times of all
+/// requests, which add up to the total, and percentiles of the requests that were in them.
+///
+/// With --json, or where the output is no terminal, a snapshot each second. NO_COLOR disables
+/// colours.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd top\n  blockd top --once")]
 pub(crate) struct Top {
@@ -77,5 +95,7 @@ async fn ask(client: &mut Client, pool: &str) -> Result<Answers, Error> {
     let volumes = client.list_volumes(request).await?.volumes;
     let request = StatsRequest { pool: pool.to_owned(), volume: String::new() };
     let stats = client.stats(request).await?;
-    Ok(Answers { pools, volumes, stats })
+    let request = ListConnectionsRequest { pool: pool.to_owned(), volume: String::new() };
+    let connections = client.list_connections(request).await?.connections;
+    Ok(Answers { pools, volumes, stats, connections })
 }

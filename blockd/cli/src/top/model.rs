@@ -1,22 +1,14 @@
 //! The content of `top`: the difference of two answers of the daemon, per second.
 
-use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 
-use blockd_api::v1::{self, Operation, Stage};
+use blockd_api::v1;
 use serde::Serialize;
 
+use super::rates::{self, Latency, Pair};
+use super::sort::{Sort, sort_rows};
 use crate::amount;
-use crate::holds::{self, Held};
-
-/// The stages in the order that a request goes through them.
-pub(crate) const STAGES: [(Stage, &str); 5] = [
-    (Stage::Map, "map"),
-    (Stage::Wait, "wait"),
-    (Stage::Media, "media"),
-    (Stage::Commit, "commit"),
-    (Stage::Total, "total"),
-];
+use crate::holds::Held;
 
 /// One round of questions to the daemon.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +19,8 @@ pub(crate) struct Answers {
     pub volumes: Vec<v1::Volume>,
     /// Counters.
     pub stats: v1::StatsResponse,
+    /// As `ListConnections` has them.
+    pub connections: Vec<v1::Connection>,
 }
 
 /// All that is on the screen, and what `--json` prints.
@@ -40,6 +34,9 @@ pub(crate) struct Snapshot {
     pub resident_bytes: u64,
     pub pools: Vec<PoolRow>,
     pub volumes: Vec<VolumeRow>,
+    /// Of all pools; empty where the daemon is too old to count their IO.
+    pub devices: Vec<DeviceRow>,
+    pub clients: Vec<ClientRow>,
 }
 
 /// A pool and its space.
@@ -67,6 +64,9 @@ pub(crate) struct PoolRow {
     pub waiting_volumes: u32,
     /// Volumes with writes that were slowed down in the interval, as the pool is nearly full.
     pub slowed_volumes: u32,
+    /// Of its volumes together.
+    pub operations_per_second: u64,
+    pub bytes_per_second: u64,
 }
 
 impl PoolRow {
@@ -107,6 +107,13 @@ pub(crate) struct VolumeRow {
     pub slowed: u64,
     /// How long its connections and queues were held back, by reason.
     pub held: Vec<Held>,
+    /// Requests of every kind.
+    pub operations_per_second: u64,
+    /// Requests that a limit counts: all but flushes.
+    pub limited_operations_per_second: u64,
+    /// Its limits; 0 for none.
+    pub iops_limit: u64,
+    pub bandwidth_limit_bytes: u64,
 }
 
 impl VolumeRow {
@@ -123,63 +130,69 @@ impl VolumeRow {
     pub(crate) fn held_back(&self) -> (u64, u64) {
         self.held.iter().fold((0, 0), |sum, one| (sum.0 + one.ns_per_second, sum.1 + one.now))
     }
+
+    /// The latency of its requests from their arrival to their answer.
+    #[must_use]
+    pub(crate) fn total(&self) -> Option<&Latency> {
+        self.latency.iter().find(|latency| latency.stage == "total")
+    }
+
+    /// The larger share of its limits that it uses, in thousandths; nothing without a limit.
+    #[must_use]
+    pub(crate) fn limit_thousandths(&self) -> Option<u64> {
+        let share = |used: u64, limit: u64| {
+            let share = (u128::from(used) * 1000).checked_div(u128::from(limit))?;
+            Some(u64::try_from(share).unwrap_or(u64::MAX))
+        };
+        let bytes = self.read_bytes_per_second.saturating_add(self.write_bytes_per_second);
+        let operations = share(self.limited_operations_per_second, self.iops_limit);
+        operations.max(share(bytes, self.bandwidth_limit_bytes))
+    }
 }
 
-/// How long requests of the interval stayed in a stage; 0 when there were none.
+/// A device of a pool, and the IO that it gets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Latency {
-    pub stage: &'static str,
+pub(crate) struct DeviceRow {
+    pub pool: String,
+    /// Empty for memory.
+    pub path: String,
+    pub size_bytes: u64,
+    pub reads_per_second: u64,
+    pub writes_per_second: u64,
+    pub flushes_per_second: u64,
+    pub read_bytes_per_second: u64,
+    pub write_bytes_per_second: u64,
+    /// Of requests that concerned this device alone.
     pub p50_ns: u64,
     pub p99_ns: u64,
+    pub in_flight: u64,
+    /// The mean number in flight in the interval, times 1000.
+    pub mean_in_flight_thousandths: u64,
+    /// Since the daemon started.
+    pub errors: u64,
 }
 
-/// By what volumes are ordered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Sort {
-    #[default]
-    Name,
-    Operations,
-    Bytes,
-    Latency,
-    Mapped,
+/// A client of a volume: a connection, or the kernel for a block device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct ClientRow {
+    /// The connection's number; nothing for a block device.
+    pub id: Option<u64>,
+    pub pool: String,
+    pub volume: String,
+    /// The client's address, or the path of the block device.
+    pub client: String,
+    pub worker: Option<u32>,
+    /// Requests that are not answered yet; nothing where the daemon does not count them.
+    pub in_flight: Option<u32>,
+    pub tls: bool,
+    pub read_only: bool,
 }
 
-impl Sort {
-    /// The next one, round and round.
+impl ClientRow {
+    /// The client's name among all: the number of a connection, the path of a device.
     #[must_use]
-    pub(crate) fn next(self) -> Self {
-        match self {
-            Self::Name => Self::Operations,
-            Self::Operations => Self::Bytes,
-            Self::Bytes => Self::Latency,
-            Self::Latency => Self::Mapped,
-            Self::Mapped => Self::Name,
-        }
-    }
-
-    /// In words.
-    #[must_use]
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Name => "name",
-            Self::Operations => "operations",
-            Self::Bytes => "bytes",
-            Self::Latency => "latency",
-            Self::Mapped => "mapped",
-        }
-    }
-
-    fn compare(self, one: &VolumeRow, other: &VolumeRow) -> Ordering {
-        // The busiest first; equals by name, so that idle volumes keep their places.
-        let weight = |row: &VolumeRow| match self {
-            Self::Name => 0,
-            Self::Operations => row.reads_per_second + row.writes_per_second,
-            Self::Bytes => row.read_bytes_per_second + row.write_bytes_per_second,
-            Self::Latency => row.latency.last().map_or(0, |latency| latency.p99_ns),
-            Self::Mapped => row.mapped_bytes,
-        };
-        let key = |row: &VolumeRow| (Reverse(weight(row)), row.pool.clone(), row.name.clone());
-        key(one).cmp(&key(other))
+    pub(crate) fn key(&self) -> String {
+        self.id.map_or_else(|| self.client.clone(), |id| id.to_string())
     }
 }
 
@@ -194,22 +207,40 @@ impl Snapshot {
         let earlier = before.map(|before| by_name(&before.stats.volumes)).unwrap_or_default();
         let volumes = now.volumes.iter().map(|volume| {
             let key = (volume.pool.as_str(), volume.name.as_str());
-            let pair = Pair { now: counters.get(&key), then: earlier.get(&key), interval_ns };
+            let (now, then) = (counters.get(&key).copied(), earlier.get(&key).copied());
+            let pair = Pair { now, then, interval_ns };
             pair.row(volume)
         });
         let volumes: Vec<VolumeRow> = volumes.collect();
+        let mut devices = Vec::new();
+        for device in &now.stats.devices {
+            let is_same = |other: &&v1::DeviceStats| {
+                (&other.pool, &other.path) == (&device.pool, &device.path)
+            };
+            let then = before.and_then(|before| before.stats.devices.iter().find(is_same));
+            let pool = now.pools.iter().find(|pool| pool.name == device.pool);
+            let listed = pool.into_iter().flat_map(|pool| &pool.devices);
+            let size = listed.filter(|one| one.path == device.path).map(|one| one.size_bytes);
+            let size_bytes = amount(size.max().unwrap_or(0));
+            devices.push(rates::device_row(device, then, interval_ns, size_bytes));
+        }
         Self {
             time_ns: now.stats.time_ns,
             interval_ns,
             resident_bytes: amount(now.stats.resident_bytes),
             pools: now.pools.iter().map(|pool| pool_row(pool, &volumes)).collect(),
             volumes,
+            devices,
+            clients: rates::clients(&now.connections, &now.volumes),
         }
     }
 
-    /// Puts the volumes in order.
+    /// Puts the rows in order.
     pub(crate) fn sort(&mut self, sort: Sort) {
-        self.volumes.sort_by(|one, other| sort.compare(one, other));
+        sort_rows(&mut self.pools, sort);
+        sort_rows(&mut self.volumes, sort);
+        sort_rows(&mut self.devices, sort);
+        sort_rows(&mut self.clients, sort);
     }
 }
 
@@ -218,10 +249,12 @@ fn by_name(stats: &[v1::VolumeStats]) -> BTreeMap<(&str, &str), &v1::VolumeStats
 }
 
 fn pool_row(pool: &v1::Pool, volumes: &[VolumeRow]) -> PoolRow {
+    let of_pool: Vec<_> = volumes.iter().filter(|one| one.pool == pool.name).collect();
     let count = |is_so: &dyn Fn(&VolumeRow) -> bool| {
-        let count = volumes.iter().filter(|one| one.pool == pool.name && is_so(one)).count();
+        let count = of_pool.iter().filter(|one| is_so(one)).count();
         u32::try_from(count).unwrap_or(u32::MAX)
     };
+    let sum = |of: &dyn Fn(&VolumeRow) -> u64| of_pool.iter().map(|one| of(one)).sum();
     let size_bytes = amount(pool.size_bytes);
     let free_bytes = amount(pool.free_bytes);
     PoolRow {
@@ -241,110 +274,23 @@ fn pool_row(pool: &v1::Pool, volumes: &[VolumeRow]) -> PoolRow {
         seconds_to_full: u64::try_from(pool.seconds_to_full).ok(),
         waiting_volumes: count(&|one| one.blocked > 0),
         slowed_volumes: count(&|one| one.slowed > 0),
+        operations_per_second: sum(&|one| one.operations_per_second),
+        bytes_per_second: sum(&|one| one.read_bytes_per_second + one.write_bytes_per_second),
     }
-}
-
-/// A volume's counters at both ends of the interval. One that was never served has none.
-struct Pair<'a> {
-    now: Option<&'a &'a v1::VolumeStats>,
-    then: Option<&'a &'a v1::VolumeStats>,
-    interval_ns: u64,
-}
-
-impl Pair<'_> {
-    fn row(&self, volume: &v1::Volume) -> VolumeRow {
-        let reads = self.operations(&[Operation::Read]);
-        let writes = self.operations(&[Operation::Write]);
-        let errors = self.now.into_iter().flat_map(|stats| &stats.operations);
-        VolumeRow {
-            pool: volume.pool.clone(),
-            name: volume.name.clone(),
-            size_bytes: amount(volume.size_bytes),
-            mapped_bytes: amount(volume.mapped_bytes),
-            reads_per_second: reads.0,
-            writes_per_second: writes.0,
-            read_bytes_per_second: reads.1,
-            write_bytes_per_second: writes.1,
-            errors: errors.map(|operation| operation.errors).sum(),
-            connections: volume.connections,
-            parked: self.now.map_or(0, |stats| stats.parked),
-            latency: STAGES.iter().map(|&(stage, name)| self.latency(stage, name)).collect(),
-            is_snapshot: volume.kind() == v1::VolumeKind::Snapshot,
-            blocked: self.now.map_or(0, |stats| stats.blocked),
-            slowed: match (self.now, self.then) {
-                (Some(now), Some(then)) => now.slowed.saturating_sub(then.slowed),
-                _ => 0,
-            },
-            held: holds::between(self.now.copied(), self.then.copied(), self.interval_ns),
-        }
-    }
-
-    /// Requests and bytes a second.
-    fn operations(&self, wanted: &[Operation]) -> (u64, u64) {
-        let sum = |stats: Option<&&v1::VolumeStats>| {
-            let all = stats.into_iter().flat_map(|stats| &stats.operations);
-            all.filter(|one| wanted.contains(&one.operation()))
-                .fold((0, 0), |sum, one| (sum.0 + one.count, sum.1 + one.bytes))
-        };
-        let (now, then) = (sum(self.now), sum(self.then));
-        (self.rate(now.0, then.0), self.rate(now.1, then.1))
-    }
-
-    fn rate(&self, now: u64, then: u64) -> u64 {
-        if self.interval_ns == 0 {
-            return 0;
-        }
-        let rate =
-            u128::from(now.saturating_sub(then)) * 1_000_000_000 / u128::from(self.interval_ns);
-        u64::try_from(rate).unwrap_or(u64::MAX)
-    }
-
-    fn latency(&self, stage: Stage, name: &'static str) -> Latency {
-        let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
-        if self.interval_ns > 0 {
-            for bucket in buckets(self.now, stage) {
-                counts.insert(bucket.upper_ns, bucket.count);
-            }
-            for bucket in buckets(self.then, stage) {
-                let count = counts.entry(bucket.upper_ns).or_default();
-                *count = count.saturating_sub(bucket.count);
-            }
-        }
-        let quantile = |percent| quantile(&counts, percent);
-        Latency { stage: name, p50_ns: quantile(50), p99_ns: quantile(99) }
-    }
-}
-
-fn buckets<'a>(
-    stats: Option<&'a &'a v1::VolumeStats>,
-    stage: Stage,
-) -> impl Iterator<Item = &'a v1::Bucket> {
-    let stages = stats.into_iter().flat_map(|stats| &stats.stages);
-    stages.filter(move |one| one.stage() == stage).flat_map(|one| &one.buckets)
-}
-
-/// The upper bound of the bucket in which the quantile lies.
-fn quantile(counts: &BTreeMap<u64, u64>, percent: u64) -> u64 {
-    let total: u64 = counts.values().sum();
-    let rank = (total * percent).div_ceil(100).max(1);
-    let mut seen = 0;
-    for (&upper_ns, count) in counts {
-        seen += count;
-        if seen >= rank {
-            return upper_ns;
-        }
-    }
-    0
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use blockd_api::v1::{Operation, Stage};
+
     use super::*;
 
     fn stats(volume: &str, reads: u64, bytes: u64, slow: u64) -> v1::VolumeStats {
         let bucket = |upper_ns, count| v1::Bucket { upper_ns, count };
         let stage = |stage: Stage, factor: u64| v1::StageStats {
             stage: stage.into(),
+            count: reads + slow,
+            sum_ns: factor * (1_000 * reads + 2_000_000 * slow),
             buckets: vec![bucket(1_000 * factor, reads), bucket(2_000_000 * factor, slow)],
             ..Default::default()
         };
@@ -416,6 +362,7 @@ pub(crate) mod tests {
                 resident_bytes: 80 << 20,
                 ..Default::default()
             },
+            connections: Vec::new(),
         }
     }
 
@@ -425,9 +372,9 @@ pub(crate) mod tests {
         let data = &snapshot.volumes[1];
         assert_eq!((data.reads_per_second, data.writes_per_second), (1000, 2000));
         assert_eq!((data.read_bytes_per_second, data.write_bytes_per_second), (1 << 22, 2 << 22));
-        let media = &data.latency[2];
+        let media = &data.latency[3];
         assert_eq!((media.stage, media.p50_ns, media.p99_ns), ("media", 40_000, 80_000_000));
-        assert_eq!(data.latency[3].p99_ns, 0);
+        assert_eq!(data.latency[4].p99_ns, 0);
         assert_eq!(snapshot.volumes[0].reads_per_second, 0);
     }
 
@@ -437,23 +384,18 @@ pub(crate) mod tests {
             let snapshot = Snapshot::between(before, &answers(4));
             assert_eq!(snapshot.interval_ns, 0);
             assert_eq!(snapshot.volumes[1].reads_per_second, 0);
-            assert_eq!(snapshot.volumes[1].latency[4].p50_ns, 0);
+            assert_eq!(snapshot.volumes[1].latency[5].p50_ns, 0);
         }
     }
 
     #[test]
-    fn volumes_are_sorted_by_each_key() {
-        let mut snapshot = Snapshot::between(Some(&answers(2)), &answers(4));
-        let mut sort = Sort::default();
-        let mut first = Vec::new();
-        for _ in 0..5 {
-            snapshot.sort(sort);
-            first.push((sort.name(), snapshot.volumes[0].name.clone()));
-            sort = sort.next();
-        }
-        let expected = ["archive", "data", "data", "data", "archive"];
-        assert_eq!(first.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>(), expected);
-        assert_eq!(sort, Sort::Name);
+    fn a_volume_uses_the_larger_share_of_its_limits() {
+        let mut data = Snapshot::between(Some(&answers(2)), &answers(4)).volumes.remove(1);
+        assert_eq!(data.limit_thousandths(), None);
+        data.iops_limit = 4000;
+        assert_eq!(data.limit_thousandths(), Some(750));
+        data.bandwidth_limit_bytes = 15 << 20;
+        assert_eq!(data.limit_thousandths(), Some(800));
     }
 
     #[test]
@@ -473,6 +415,7 @@ pub(crate) mod tests {
     fn the_json_has_this_shape() {
         let mut snapshot = Snapshot::between(Some(&answers(2)), &answers(4));
         snapshot.volumes.remove(0);
+        snapshot.volumes[0].latency.drain(..1);
         snapshot.volumes[0].latency.truncate(1);
         let expected = concat!(
             r#"{"time_ns":4000000000,"interval_ns":2000000000,"resident_bytes":83886080,"#,
@@ -481,16 +424,19 @@ pub(crate) mod tests {
             r#""volume_count":2,"snapshot_count":1,"releasing_bytes":3221225472,"#,
             r#""space_state":"low","low_bytes":44023414784,"very_low_bytes":1073741824,"#,
             r#""write_rate_bytes":209715200,"seconds_to_full":204,"waiting_volumes":1,"#,
-            r#""slowed_volumes":1}],"volumes":[{"pool":"default","name":"data","#,
+            r#""slowed_volumes":1,"operations_per_second":3000,"bytes_per_second":12582912}],"#,
+            r#""volumes":[{"pool":"default","name":"data","#,
             r#""size_bytes":10737418240,"mapped_bytes":536870912,"reads_per_second":1000,"#,
             r#""writes_per_second":2000,"read_bytes_per_second":4194304,"#,
             r#""write_bytes_per_second":8388608,"errors":0,"connections":2,"parked":3,"#,
-            r#""latency":[{"stage":"map","p50_ns":1000,"p99_ns":2000000}],"#,
+            r#""latency":[{"stage":"map","p50_ns":1000,"p99_ns":2000000,"mean_ns":40196}],"#,
             r#""is_snapshot":false,"blocked":2,"slowed":40,"held":["#,
             r#"{"reason":"turn","ns_per_second":0,"now":0},"#,
             r#"{"reason":"limit","ns_per_second":900000000,"now":1},"#,
             r#"{"reason":"space","ns_per_second":0,"now":0},"#,
-            r#"{"reason":"memory","ns_per_second":0,"now":0}]}]}"#,
+            r#"{"reason":"memory","ns_per_second":0,"now":0}],"operations_per_second":3000,"#,
+            r#""limited_operations_per_second":3000,"iops_limit":0,"bandwidth_limit_bytes":0}],"#,
+            r#""devices":[],"clients":[]}"#,
         );
         assert_eq!(serde_json::to_string(&snapshot).unwrap(), expected);
     }

@@ -1,11 +1,13 @@
 //! A snapshot as plain text, for logs and pipes.
 
-use super::model::{STAGES, Snapshot};
+use super::model::Snapshot;
+use super::rates::STAGES;
+use super::values;
 use crate::holds::{REASONS, WHOLE};
 use crate::output::table::{Side, Table};
-use crate::output::{Output, human_ns, percent};
+use crate::output::{Output, percent};
 
-/// Pools, their space, volumes, latencies and holds, a table each.
+/// Pools, their space, volumes, latencies, holds, devices and clients, a table each.
 #[must_use]
 pub(super) fn snapshot(snapshot: &Snapshot, output: &Output) -> String {
     let tables = [
@@ -14,6 +16,8 @@ pub(super) fn snapshot(snapshot: &Snapshot, output: &Output) -> String {
         volumes(snapshot, output),
         latencies(snapshot),
         held(snapshot),
+        devices(snapshot, output),
+        clients(snapshot),
     ];
     let texts = tables.map(|table| table.render(output.terminal()));
     texts.join("\n") + "\n"
@@ -108,13 +112,16 @@ fn latencies(snapshot: &Snapshot) -> Table {
     columns.extend(STAGES.iter().map(|&(_, name)| (name, Side::Right)));
     let mut table = Table::new(&columns);
     for volume in &snapshot.volumes {
-        let stages = volume.latency.iter().map(|latency| match latency.p99_ns {
-            0 => "-".into(),
-            p99 => format!("{}/{}", human_ns(latency.p50_ns), human_ns(p99)).into(),
-        });
+        let stages =
+            volume.latency.iter().map(|latency| times(latency.p50_ns, latency.p99_ns).into());
         table.row(std::iter::once(volume.label().into()).chain(stages));
     }
     table
+}
+
+/// The median and the 99th percentile in full.
+fn times(p50_ns: u64, p99_ns: u64) -> String {
+    values::times(p50_ns, p99_ns).swap_remove(0)
 }
 
 /// Why volumes are held back, and for how much of the time.
@@ -134,6 +141,61 @@ fn held(snapshot: &Snapshot) -> Table {
     table
 }
 
+fn devices(snapshot: &Snapshot, output: &Output) -> Table {
+    let mut table = Table::new(&[
+        ("device", Side::Left),
+        ("pool", Side::Left),
+        ("read/s", Side::Right),
+        ("write/s", Side::Right),
+        ("flush/s", Side::Right),
+        ("read B/s", Side::Right),
+        ("write B/s", Side::Right),
+        ("latency", Side::Right),
+        ("in flight", Side::Right),
+        ("errors", Side::Right),
+    ]);
+    for device in &snapshot.devices {
+        table.row([
+            if device.path.is_empty() { "memory" } else { &device.path }.into(),
+            device.pool.as_str().into(),
+            device.reads_per_second.to_string().into(),
+            device.writes_per_second.to_string().into(),
+            device.flushes_per_second.to_string().into(),
+            output.size(device.read_bytes_per_second).into(),
+            output.size(device.write_bytes_per_second).into(),
+            times(device.p50_ns, device.p99_ns).into(),
+            device.in_flight.to_string().into(),
+            device.errors.to_string().into(),
+        ]);
+    }
+    table
+}
+
+fn clients(snapshot: &Snapshot) -> Table {
+    let mut table = Table::new(&[
+        ("client", Side::Left),
+        ("volume", Side::Left),
+        ("pool", Side::Left),
+        ("worker", Side::Right),
+        ("in flight", Side::Right),
+        ("mode", Side::Left),
+    ]);
+    for client in &snapshot.clients {
+        let known = |number: Option<u32>| {
+            number.map_or_else(|| "-".to_owned(), |number| number.to_string())
+        };
+        table.row([
+            client.client.as_str().into(),
+            client.volume.as_str().into(),
+            client.pool.as_str().into(),
+            known(client.worker).into(),
+            known(client.in_flight).into(),
+            if client.read_only { "read-only" } else { "read-write" }.into(),
+        ]);
+    }
+    table
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::model::tests::answers;
@@ -141,7 +203,7 @@ mod tests {
     use crate::output::terminal::Terminal;
 
     #[test]
-    fn a_snapshot_is_five_tables() {
+    fn a_snapshot_is_a_table_for_each_kind() {
         let shown = Snapshot::between(Some(&answers(2)), &answers(4));
         let text = snapshot(&shown, &Output::with(false, false, Terminal::none()));
         let expected = "\
@@ -155,13 +217,17 @@ VOLUME              POOL       SIZE   MAPPED  READ/S  WRITE/S  READ B/S  WRITE B
 archive (snapshot)  default  10 GiB  900 MiB       0        0       0 B        0 B     0       0
 data                default  10 GiB  512 MiB    1000     2000     4 MiB      8 MiB     2       3
 
-LATENCY                   MAP  WAIT        MEDIA  COMMIT         TOTAL
-archive (snapshot)          -     -            -       -             -
-data                1 us/2 ms     -  40 us/80 ms       -  50 us/100 ms
+LATENCY             LIMIT        MAP  WAIT        MEDIA  COMMIT         TOTAL
+archive (snapshot)      -          -     -            -       -             -
+data                    -  1 us/2 ms     -  40 us/80 ms       -  50 us/100 ms
 
 HELD BACK           TURN   LIMIT  SPACE  MEMORY  NOW
 archive (snapshot)     -       -      -       -    0
 data                   -  90.0 %      -       -    1
+
+DEVICE  POOL  READ/S  WRITE/S  FLUSH/S  READ B/S  WRITE B/S  LATENCY  IN FLIGHT  ERRORS
+
+CLIENT  VOLUME  POOL  WORKER  IN FLIGHT  MODE
 
 ";
         assert_eq!(text, expected);

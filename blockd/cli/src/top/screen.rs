@@ -10,8 +10,10 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::draw::{View, draw};
+use super::draw::{Page, View, draw};
+use super::history::History;
 use super::model::{Answers, Snapshot};
+use super::sort::Sort;
 use super::{INTERVAL, ask};
 use crate::client::Client;
 
@@ -23,7 +25,14 @@ pub(super) async fn run(client: &mut Client, pool: &str, colour: bool) -> Result
     let terminal = ratatui::try_init().map_err(terminal_error)?;
     let stop = Arc::new(AtomicBool::new(false));
     let keys = read_keys(&stop);
-    let shown = Screen { terminal, client, pool, before: None, view: View::default() };
+    let shown = Screen {
+        terminal,
+        client,
+        pool,
+        before: None,
+        view: View::default(),
+        history: History::default(),
+    };
     let ended = shown.show(keys, colour).await;
     stop.store(true, Ordering::Relaxed);
     ratatui::restore();
@@ -36,6 +45,7 @@ struct Screen<'a> {
     pool: &'a str,
     before: Option<Answers>,
     view: View,
+    history: History,
 }
 
 impl Screen<'_> {
@@ -46,12 +56,13 @@ impl Screen<'_> {
         let mut snapshot = Snapshot::between(None, &Answers::default());
         loop {
             snapshot.sort(self.view.sort);
-            let drawn = self.terminal.draw(|frame| draw(frame, &snapshot, &self.view));
+            let drawn =
+                self.terminal.draw(|frame| draw(frame, &snapshot, &self.history, &self.view));
             drawn.map_err(terminal_error)?;
             tokio::select! {
                 _ = ticks.tick(), if !self.view.paused => self.refresh(&mut snapshot).await,
                 key = keys.recv() => match key {
-                    Some(Event::Key(key)) if apply(&mut self.view, key, snapshot.volumes.len()) => {
+                    Some(Event::Key(key)) if apply(&mut self.view, key, &snapshot) => {
                         return Ok(());
                     }
                     Some(_) => {}
@@ -66,6 +77,10 @@ impl Screen<'_> {
         match ask(self.client, self.pool).await {
             Ok(now) => {
                 *snapshot = Snapshot::between(self.before.as_ref(), &now);
+                // The first answer has no rates.
+                if snapshot.interval_ns > 0 {
+                    self.history.note(snapshot);
+                }
                 self.before = Some(now);
                 self.view.failure = None;
             }
@@ -75,7 +90,7 @@ impl Screen<'_> {
 }
 
 /// Applies a key; returns true when it ends the program.
-fn apply(view: &mut View, key: KeyEvent, volumes: usize) -> bool {
+fn apply(view: &mut View, key: KeyEvent, snapshot: &Snapshot) -> bool {
     if key.kind == KeyEventKind::Release {
         return false;
     }
@@ -87,14 +102,31 @@ fn apply(view: &mut View, key: KeyEvent, volumes: usize) -> bool {
         KeyCode::Esc => view.help = false,
         KeyCode::Char('h' | '?') => view.help = !view.help,
         KeyCode::Char('s') => view.sort = view.sort.next(),
+        KeyCode::Char('n') => view.sort = Sort::Name,
+        KeyCode::Char('i') => view.sort = Sort::Operations,
+        KeyCode::Char('b') => view.sort = Sort::Bytes,
+        KeyCode::Char('l') => view.sort = Sort::Latency,
+        KeyCode::Char('m') => view.sort = Sort::Space,
         KeyCode::Char('p' | ' ') => view.paused = !view.paused,
+        KeyCode::Tab => turn(view, view.page.next()),
+        KeyCode::Char(digit @ '1'..='9') => {
+            let pages = ('1'..).zip(Page::ALL);
+            let page = pages.filter(|(key, _)| *key == digit).map(|(_, page)| page).next();
+            turn(view, page.unwrap_or(view.page));
+        }
         KeyCode::Char('j') | KeyCode::Down => {
-            view.scroll = (view.scroll + 1).min(volumes.saturating_sub(1));
+            let rows = view.page.row_count(snapshot);
+            view.scroll = (view.scroll + 1).min(rows.saturating_sub(1));
         }
         KeyCode::Char('k') | KeyCode::Up => view.scroll = view.scroll.saturating_sub(1),
         _ => {}
     }
     false
+}
+
+/// Shows a page from its first row on.
+fn turn(view: &mut View, page: Page) {
+    (view.page, view.scroll) = (page, 0);
 }
 
 /// Reads keys on a thread of its own: there is no other way to wait for them and for the daemon.
@@ -124,11 +156,12 @@ fn terminal_error(source: std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::Sort;
+    use super::super::model::tests::answers;
     use super::*;
 
     fn press(view: &mut View, code: KeyCode) -> bool {
-        apply(view, KeyEvent::new(code, KeyModifiers::NONE), 3)
+        let snapshot = Snapshot::between(None, &answers(4));
+        apply(view, KeyEvent::new(code, KeyModifiers::NONE), &snapshot)
     }
 
     #[test]
@@ -137,7 +170,7 @@ mod tests {
         assert!(press(&mut view, KeyCode::Char('q')));
         assert!(press(&mut view, KeyCode::Esc));
         let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-        assert!(apply(&mut view, interrupt, 3));
+        assert!(apply(&mut view, interrupt, &Snapshot::between(None, &answers(4))));
         for key in ['s', 'p', 'h'] {
             assert!(!press(&mut view, KeyCode::Char(key)));
         }
@@ -147,8 +180,29 @@ mod tests {
         for _ in 0..9 {
             press(&mut view, KeyCode::Char('j'));
         }
-        assert_eq!(view.scroll, 2);
-        press(&mut view, KeyCode::Up);
         assert_eq!(view.scroll, 1);
+        press(&mut view, KeyCode::Up);
+        assert_eq!(view.scroll, 0);
+    }
+
+    #[test]
+    fn each_order_and_each_page_has_a_key() {
+        let mut view = View::default();
+        let orders = ['i', 'b', 'l', 'm', 'n'].map(|key| {
+            press(&mut view, KeyCode::Char(key));
+            view.sort.name()
+        });
+        assert_eq!(orders, ["IOPS", "bytes", "latency", "space", "name"]);
+        view.scroll = 1;
+        let pages = ['2', '3', '4', '5', '1', '9'].map(|key| {
+            press(&mut view, KeyCode::Char(key));
+            view.page.name()
+        });
+        assert_eq!(pages, ["stages", "pools", "devices", "clients", "volumes", "volumes"]);
+        assert_eq!(view.scroll, 0);
+        for _ in Page::ALL {
+            press(&mut view, KeyCode::Tab);
+        }
+        assert_eq!(view.page, Page::Volumes);
     }
 }

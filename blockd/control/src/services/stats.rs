@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use blockd_api::v1;
 use blockd_engine::schedule::Hold;
-use blockd_engine::stats::{Histogram, Op, Stage, VolumeStats};
+use blockd_engine::stats::{Histogram, MediaOp, MediaStats, Op, Stage, VolumeStats};
 use blockd_media::error::Error;
 use blockd_media::units::to_wire;
 
@@ -45,7 +45,24 @@ impl Control {
             pools: self.pool_stats(pool),
             volumes: volumes.into_iter().map(volume_stats).collect(),
             resident_bytes: resident_bytes(),
+            devices: self.device_stats(pool),
         })
+    }
+
+    fn device_stats(&self, pool: &str) -> Vec<v1::DeviceStats> {
+        let mut list = Vec::new();
+        for known in self.known_pools() {
+            let Ok(handle) = known.state else { continue };
+            if !pool.is_empty() && pool != known.config.name {
+                continue;
+            }
+            let threads = handle.media_stats();
+            for (at, device) in handle.open_devices().iter().enumerate() {
+                let path = device.info().path.display().to_string();
+                list.push(device_stats(&known.config.name, path, at, &threads));
+            }
+        }
+        list
     }
 
     fn pool_stats(&self, pool: &str) -> Vec<v1::PoolStats> {
@@ -170,13 +187,54 @@ fn volume_stats(
     }
 }
 
-fn stage_stats(stage: Stage, histograms: &[&Histogram]) -> v1::StageStats {
+fn device_stats(
+    pool: &str,
+    path: String,
+    at: usize,
+    threads: &[Arc<MediaStats>],
+) -> v1::DeviceStats {
+    let seen: Vec<_> = threads.iter().filter_map(|thread| thread.device(at)).collect();
+    let operation = |op: MediaOp| v1::OperationStats {
+        operation: match op {
+            MediaOp::Read => v1::Operation::Read,
+            MediaOp::Write => v1::Operation::Write,
+            MediaOp::Flush => v1::Operation::Flush,
+        }
+        .into(),
+        count: seen.iter().map(|one| one.sent[op as usize].get()).sum(),
+        bytes: seen.iter().map(|one| one.bytes[op as usize].get()).sum(),
+        errors: seen.iter().map(|one| one.errors[op as usize].get()).sum(),
+    };
+    let histograms: Vec<_> = seen.iter().map(|one| &one.latency).collect();
+    v1::DeviceStats {
+        pool: pool.to_owned(),
+        path,
+        reads: Some(operation(MediaOp::Read)),
+        writes: Some(operation(MediaOp::Write)),
+        flushes: Some(operation(MediaOp::Flush)),
+        in_flight: threads.iter().map(|thread| thread.in_flight(at)).sum(),
+        sum_ns: histograms.iter().map(|histogram| histogram.sum_ns()).sum(),
+        buckets: wire(filled(&histograms)),
+    }
+}
+
+/// The buckets that are not empty, by their upper ends.
+fn filled(histograms: &[&Histogram]) -> BTreeMap<u64, u64> {
     let mut buckets: BTreeMap<u64, u64> = BTreeMap::new();
     for (upper_ns, count) in histograms.iter().flat_map(|histogram| histogram.buckets()) {
         if count > 0 {
             *buckets.entry(upper_ns).or_default() += count;
         }
     }
+    buckets
+}
+
+fn wire(buckets: BTreeMap<u64, u64>) -> Vec<v1::Bucket> {
+    buckets.into_iter().map(|(upper_ns, count)| v1::Bucket { upper_ns, count }).collect()
+}
+
+fn stage_stats(stage: Stage, histograms: &[&Histogram]) -> v1::StageStats {
+    let buckets = filled(histograms);
     let count = buckets.values().sum();
     let quantile = |per_mille: u64| quantile(&buckets, count, per_mille);
     v1::StageStats {
@@ -195,10 +253,7 @@ fn stage_stats(stage: Stage, histograms: &[&Histogram]) -> v1::StageStats {
         p90_ns: quantile(900),
         p99_ns: quantile(990),
         p999_ns: quantile(999),
-        buckets: buckets
-            .into_iter()
-            .map(|(upper_ns, count)| v1::Bucket { upper_ns, count })
-            .collect(),
+        buckets: wire(buckets),
     }
 }
 
@@ -218,6 +273,8 @@ fn quantile(buckets: &BTreeMap<u64, u64>, count: u64, per_mille: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::clock::Clock;
+
     use super::*;
 
     #[test]
@@ -253,6 +310,29 @@ mod tests {
             (v1::Hold::Memory, 13, 103, 4),
         ];
         assert_eq!(holds, expected);
+    }
+
+    #[test]
+    fn devices_are_summed_over_threads() {
+        let thread = || Arc::new(MediaStats::new(2, 4, Clock::start()));
+        let threads = [thread(), thread()];
+        for stats in &threads {
+            stats.sent(1, MediaOp::Write, 4096);
+            stats.failed(1, MediaOp::Flush, 5);
+            stats.begin(0, 1, 256);
+            stats.begin(1, 1, 256);
+            stats.end(1, 1256);
+        }
+        let device = device_stats("p", "/dev/vdb".to_owned(), 1, &threads);
+        let writes = device.writes.unwrap();
+        assert_eq!(
+            (writes.operation(), writes.count, writes.bytes),
+            (v1::Operation::Write, 2, 8192)
+        );
+        assert_eq!(device.flushes.map(|flushes| (flushes.count, flushes.errors)), Some((0, 2)));
+        assert_eq!((device.in_flight, device.sum_ns), (2, 2000));
+        assert_eq!(device.buckets, [v1::Bucket { upper_ns: 1024, count: 2 }]);
+        assert_eq!(device_stats("p", String::new(), 0, &threads).in_flight, 0);
     }
 
     #[test]

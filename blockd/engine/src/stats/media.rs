@@ -40,6 +40,10 @@ pub struct DeviceStats {
     pub last_errno: Counter,
     /// How long IO took that was about this device alone.
     pub latency: Histogram,
+    /// Operations that were sent, by [`MediaOp`].
+    pub sent: [Counter; 3],
+    /// Bytes that they move; flushes and zeroes move none.
+    pub bytes: [Counter; 3],
 }
 
 /// Which device an IO is about: the lowest byte of its mark, less one. The rest is since when, so
@@ -89,6 +93,15 @@ impl MediaStats {
         }
     }
 
+    /// An operation is sent to a device.
+    #[inline]
+    pub fn sent(&self, device: u8, op: MediaOp, bytes: u64) {
+        if let Some(stats) = self.devices.get(usize::from(device)) {
+            stats.sent[op as usize].add(1);
+            stats.bytes[op as usize].add(bytes);
+        }
+    }
+
     /// An IO has failed.
     pub fn failed(&self, device: u8, op: MediaOp, errno: i32) {
         if let Some(stats) = self.devices.get(usize::from(device)) {
@@ -102,6 +115,14 @@ impl MediaStats {
     #[inline]
     pub fn device(&self, device: usize) -> Option<&DeviceStats> {
         self.devices.get(device)
+    }
+
+    /// IOs of a device that are in flight. Looks at every place.
+    #[must_use]
+    pub fn in_flight(&self, device: usize) -> u64 {
+        let wanted = (device as u64).saturating_add(1);
+        let mine = self.marks.iter().filter(|mark| mark.get() & DEVICE_MASK == wanted);
+        mine.count() as u64
     }
 
     /// For how many nanoseconds the oldest IO of a device has been under way; 0 without any. Looks
@@ -130,6 +151,7 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(stats.oldest_ns(0), 0);
+        assert_eq!([0, 1, 2].map(|device| stats.in_flight(device)), [0, 2, 0]);
         stats.end(0, 5000);
         // An IO that began later than now, by this thread's clock, is not old.
         assert_eq!(stats.oldest_ns(1), 0);
@@ -137,6 +159,19 @@ mod tests {
         stats.end(3, 1 << 50);
         let latency = &stats.device(1).unwrap().latency;
         assert_eq!((latency.count(), latency.sum_ns()), (2, 5300));
+    }
+
+    #[test]
+    fn operations_and_their_bytes_are_counted_by_device_and_kind() {
+        let stats = MediaStats::new(2, 1, Clock::start());
+        stats.sent(1, MediaOp::Read, 4096);
+        stats.sent(1, MediaOp::Read, 512);
+        stats.sent(1, MediaOp::Flush, 0);
+        stats.sent(9, MediaOp::Write, 512);
+        let device = stats.device(1).unwrap();
+        assert_eq!(device.sent.each_ref().map(Counter::get), [2, 0, 1]);
+        assert_eq!(device.bytes.each_ref().map(Counter::get), [4608, 0, 0]);
+        assert_eq!(stats.device(0).unwrap().sent[0].get(), 0);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::stats::MediaOp;
 
 impl PoolThread {
     pub(super) fn begin(&mut self, mut command: IoCommand) {
-        self.count_command(&command.op);
+        self.count_command(&command);
         let Some(one) = self.served.get(usize::from(command.device.0)) else {
             self.engine.complete(command, Err(IoError::Gone));
             return;
@@ -77,16 +77,24 @@ impl PoolThread {
         }
     }
 
-    fn count_command(&self, op: &IoOp) {
-        let stats = &self.shared.stats;
-        match op {
-            IoOp::Flush => count(&stats.flushes, 1),
+    fn count_command(&self, command: &IoCommand) {
+        let (stats, device) = (&self.shared.stats, command.device.0);
+        match &command.op {
+            IoOp::Flush => {
+                count(&stats.flushes, 1);
+                self.seen.sent(device, MediaOp::Flush, 0);
+            }
             IoOp::Write { buffer, .. } => {
+                let bytes = buffer.as_bytes().len() as u64;
                 count(&stats.writes, 1);
-                count(&stats.written_bytes, buffer.as_bytes().len() as u64);
+                count(&stats.written_bytes, bytes);
+                self.seen.sent(device, MediaOp::Write, bytes);
             }
             IoOp::Discard { .. } => count(&stats.discards, 1),
-            IoOp::Fence | IoOp::Read { .. } => {}
+            IoOp::Read { buffer, .. } => {
+                self.seen.sent(device, MediaOp::Read, buffer.as_bytes().len() as u64);
+            }
+            IoOp::Fence => {}
         }
     }
 
