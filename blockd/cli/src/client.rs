@@ -45,6 +45,7 @@ calls! {
     get_pool: GetPoolRequest -> GetPoolResponse;
     create_pool: CreatePoolRequest -> CreatePoolResponse;
     open_pool: OpenPoolRequest -> OpenPoolResponse;
+    close_pool: ClosePoolRequest -> ClosePoolResponse;
     create_volume: CreateVolumeRequest -> CreateVolumeResponse;
     delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse;
     get_volume: GetVolumeRequest -> GetVolumeResponse;

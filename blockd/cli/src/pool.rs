@@ -1,5 +1,6 @@
 //! `blockd pool`.
 
+mod close;
 mod create;
 mod fold;
 mod map;
@@ -14,11 +15,12 @@ use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
 use super::{Context, amount, answers, node, pool_tools};
 
+pub(crate) use close::Close;
 pub(crate) use create::{Create, Open};
 pub(crate) use fold::Fold;
 pub(crate) use map::Map;
 
-/// List, show, draw, make, check and repair pools
+/// List, show, make, open, close, check and repair pools
 ///
 /// A pool is a file, a disk or memory that volumes take their space from.
 #[derive(Debug, clap::Subcommand)]
@@ -29,6 +31,7 @@ pub(crate) enum Pool {
     Map(Map),
     Create(Create),
     Open(Open),
+    Close(Close),
     Grow(Grow),
     Fold(Fold),
     Check(pool_tools::Check),
@@ -75,6 +78,7 @@ impl Pool {
             Self::Map(map) => map.run(context).await,
             Self::Create(create) => create.run(context).await,
             Self::Open(open) => open.run(context).await,
+            Self::Close(close) => close.run(context).await,
             Self::Grow(grow) => grow.run(context).await,
             Self::Fold(fold) => fold.run(context).await,
             Self::Check(check) => check.run(context),

@@ -337,6 +337,15 @@ impl Device {
         Ok(posix_fadvise(&self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
     }
 
+    /// Has the page cache forget what is not dirty of a device that is served through it, without a
+    /// write: after a failed flush it may show bytes that the media do not have.
+    pub fn forget_clean_cache(&self) -> std::io::Result<()> {
+        if self.info.direct || self.memory.is_some() {
+            return Ok(());
+        }
+        Ok(posix_fadvise(&self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
+    }
+
     /// Writes are submitted from now on only while this gate is open. To be called before rings
     /// know the device.
     pub fn set_gate(&self, gate: &Arc<Gate>) {

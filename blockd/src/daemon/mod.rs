@@ -312,7 +312,7 @@ async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
         .into_iter()
         .map(|pool| {
             let control = control.clone();
-            tokio::spawn(async move { control.open_pool(&pool).await })
+            tokio::spawn(async move { control.start_pool(&pool).await })
         })
         .collect();
     let (mut opened, mut first_error) = (0, None);
@@ -374,8 +374,12 @@ async fn watch_pools(control: Control) {
     loop {
         for known in control.known_pools() {
             let name = known.config.name.clone();
-            let Ok(handle) = known.state else { continue };
-            let Some(failure) = handle.failure() else { continue };
+            let failure = known.state.ok().and_then(|handle| handle.failure());
+            let Some(failure) = failure else {
+                // It was opened again, and may fail again.
+                reported.remove(&name);
+                continue;
+            };
             if reported.insert(name.clone()) {
                 let text = format!("pool {name} has failed: {failure}");
                 notify::send(&[NotifyState::Status(&text)]);

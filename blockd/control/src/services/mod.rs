@@ -4,6 +4,7 @@
 //! path itself. `service` is the edge to gRPC; the code behind it uses the crate's own types.
 
 mod attachments;
+mod closed;
 mod closing;
 mod data_path;
 mod devices;
@@ -105,6 +106,8 @@ struct Inner {
     direct: direct::DirectPools,
     remembered: StateFile,
     served: Arc<served::ServedPools>,
+    /// Pools that stay closed until a call opens them.
+    closed: Arc<closed::ClosedPools>,
     regions: Arc<regions::Book>,
     attachments: Attachments,
     events: Arc<EventHub>,
@@ -183,6 +186,7 @@ impl Control {
     pub fn new(options: ControlOptions, data_path: Arc<dyn DataPath>) -> Result<Self, Error> {
         let attachments = Attachments::read(&options.state_dir)?;
         let remembered = StateFile::new(&options.state_dir, "pools.json");
+        let closed = Arc::new(closed::ClosedPools::read(&options.state_dir)?);
         let regions = Arc::new(regions::Book::new(&options.state_dir));
         let served = Arc::new(served::ServedPools::new(&options.state_dir));
         Ok(Self(Arc::new(Inner {
@@ -191,6 +195,7 @@ impl Control {
             direct: direct::DirectPools::default(),
             remembered,
             served,
+            closed,
             regions,
             attachments,
             events: Arc::default(),

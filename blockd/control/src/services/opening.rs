@@ -264,10 +264,18 @@ impl Control {
         let known = self.known(name)?;
         if known.state.is_ok() {
             return match known.failure() {
-                Some(failure) => Err(errors::failed_pool(&known.config.name, &failure)),
+                Some(failure) => {
+                    let name = shown(&known.config.name);
+                    let failure = format!(
+                        "{failure}; close it with `blockd pool close --force {name}`, then it can \
+                         be opened"
+                    );
+                    Err(errors::failed_pool(&known.config.name, &failure))
+                }
                 None => Ok(false),
             };
         }
+        self.note_closed(&known.config.name, false).await?;
         self.0.attachments.renew(&known.config.name);
         self.open_pool(&known.config).await?;
         self.forget_attachments_of_missing_volumes().await?;

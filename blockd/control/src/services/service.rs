@@ -109,6 +109,14 @@ impl Calls for Control {
         .await
     }
 
+    async fn close_pool(
+        &self,
+        asked: Request<v1::ClosePoolRequest>,
+    ) -> Answer<v1::ClosePoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.close_by_call(asked).await }).await
+    }
+
     async fn pool_extents(
         &self,
         asked: Request<v1::PoolExtentsRequest>,

@@ -72,6 +72,7 @@ control! {
     never {
         create_pool: CreatePoolRequest -> CreatePoolResponse;
         open_pool: OpenPoolRequest -> OpenPoolResponse;
+        close_pool: ClosePoolRequest -> ClosePoolResponse;
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
         fold_pool: FoldPoolRequest -> FoldPoolResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;

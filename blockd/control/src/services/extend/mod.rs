@@ -27,7 +27,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::config::PoolConfig;
 
-use super::closing::NotClosed;
+use super::closing::{How, NotClosed};
 use super::server::{bind_private, check_peer};
 use super::{Control, EventKind, Known};
 
@@ -181,7 +181,7 @@ impl Control {
     async fn shut_down(self, pool: String, stream: UnixStream) {
         let mut is_logged = false;
         loop {
-            match self.close_pool(&pool).await {
+            match self.close_pool(&pool, How::Shutdown).await {
                 Ok(_) => break,
                 Err(NotClosed::Failed(error)) => {
                     return tracing::error!(pool, %error, "extend: the pool is not closed");

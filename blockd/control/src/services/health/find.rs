@@ -29,7 +29,11 @@ pub(super) struct SpaceSeen {
 pub(super) fn failed(pool: &str, failure: &str, reason: &'static str, was_open: bool) -> Finding {
     let text = match was_open {
         true => {
-            format!("pool {} has failed, until the daemon is restarted: {failure}", shown(pool))
+            format!(
+                "pool {name} has failed, and no write reaches it any more; put that right, then \
+                 `blockd pool close --force {name}` and `blockd pool open {name}`: {failure}",
+                name = shown(pool)
+            )
         }
         // The error names the pool, and says what to do.
         false if reason == MISSING => failure.to_owned(),
@@ -283,6 +287,6 @@ mod tests {
         let advice = "correct its configuration, then restart the daemon: size is 0";
         assert!(found.message.ends_with(advice), "{}", found.message);
         let found = failed("p", "flush on device 0 failed: media error", "io", true);
-        assert!(found.message.contains("until the daemon is restarted"), "{}", found.message);
+        assert!(found.message.contains("`blockd pool close --force p`"), "{}", found.message);
     }
 }
