@@ -46,6 +46,7 @@ calls! {
     create_pool: CreatePoolRequest -> CreatePoolResponse;
     open_pool: OpenPoolRequest -> OpenPoolResponse;
     close_pool: ClosePoolRequest -> ClosePoolResponse;
+    delete_pool: DeletePoolRequest -> DeletePoolResponse;
     create_volume: CreateVolumeRequest -> CreateVolumeResponse;
     delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse;
     get_volume: GetVolumeRequest -> GetVolumeResponse;

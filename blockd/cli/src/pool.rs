@@ -2,6 +2,7 @@
 
 mod close;
 mod create;
+mod delete;
 mod fold;
 mod map;
 
@@ -17,10 +18,11 @@ use super::{Context, amount, answers, node, pool_tools};
 
 pub(crate) use close::Close;
 pub(crate) use create::{Create, Open};
+pub(crate) use delete::Delete;
 pub(crate) use fold::Fold;
 pub(crate) use map::Map;
 
-/// List, show, make, open, close, check and repair pools
+/// List, show, make, open, close, delete, check and repair pools
 ///
 /// A pool is a file, a disk or memory that volumes take their space from.
 #[derive(Debug, clap::Subcommand)]
@@ -32,6 +34,7 @@ pub(crate) enum Pool {
     Create(Create),
     Open(Open),
     Close(Close),
+    Delete(Delete),
     Grow(Grow),
     Fold(Fold),
     Check(pool_tools::Check),
@@ -79,6 +82,7 @@ impl Pool {
             Self::Create(create) => create.run(context).await,
             Self::Open(open) => open.run(context).await,
             Self::Close(close) => close.run(context).await,
+            Self::Delete(delete) => delete.run(context).await,
             Self::Grow(grow) => grow.run(context).await,
             Self::Fold(fold) => fold.run(context).await,
             Self::Check(check) => check.run(context),

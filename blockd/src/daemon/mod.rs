@@ -180,6 +180,7 @@ impl Daemon {
             health: config.health,
         };
         let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
+        control.set_configured(names_of(config));
         if config.ublk.enabled {
             control.set_ublk(devices(config, &workers, own_namespace)?);
         }
@@ -238,6 +239,7 @@ impl Daemon {
                 }
             }
         }
+        self.control.set_configured(names_of(&config));
         // Beside the signals: a lock may be waited for as long as IO can take.
         let control = self.control.clone();
         tokio::spawn(async move { control.reopen_pools().await });
@@ -296,6 +298,11 @@ fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// Names of the pools of extents that the configuration has.
+fn names_of(config: &Config) -> impl Iterator<Item = String> {
+    config.pools.iter().map(|pool| pool.name.clone())
 }
 
 /// Opens all pools at the same time. One that fails is no reason not to serve the others; when

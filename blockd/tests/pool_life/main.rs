@@ -5,9 +5,11 @@
 #[path = "../cli_support/mod.rs"]
 mod cli_support;
 mod closing;
+mod deleting;
 mod failed;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -59,6 +61,23 @@ impl Case {
         let (code, error) = self.daemon.failure(words);
         assert_eq!(code, IN_USE, "{error}");
         error
+    }
+}
+
+/// A loop device over a file, gone afterwards.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn attach(file: &Path) -> Self {
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
     }
 }
 

@@ -36,17 +36,20 @@ pub(super) enum How {
         /// Detaches its volumes first; otherwise it must have none that is attached.
         force: bool,
     },
+    /// To be deleted, with its volumes.
+    Delete,
 }
 
 impl How {
     const fn forces(self) -> bool {
-        matches!(self, Self::Call { force: true })
+        matches!(self, Self::Call { force: true } | Self::Delete)
     }
 
     const fn name(self) -> &'static str {
         match self {
             Self::Shutdown => "a shutdown request",
             Self::Call { .. } => "`blockd pool close`",
+            Self::Delete => "`blockd pool delete`",
         }
     }
 }
@@ -184,7 +187,7 @@ impl Control {
     /// Remembers that a pool is not to be opened at the next start, if that is meant.
     async fn stay_closed(&self, pool: &str, how: How) -> Result<(), Error> {
         match how {
-            How::Shutdown => Ok(()),
+            How::Shutdown | How::Delete => Ok(()),
             How::Call { .. } => self.note_closed(pool, true).await,
         }
     }

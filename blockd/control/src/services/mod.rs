@@ -7,6 +7,7 @@ mod attachments;
 mod closed;
 mod closing;
 mod data_path;
+mod deleting;
 mod devices;
 mod diff;
 mod direct;
@@ -46,7 +47,7 @@ mod tests_of_direct;
 mod tests_of_snapshots;
 mod volumes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,6 +107,10 @@ struct Inner {
     direct: direct::DirectPools,
     remembered: StateFile,
     served: Arc<served::ServedPools>,
+    /// The list of remembered pools is changed by one call at a time.
+    remembering: tokio::sync::Mutex<()>,
+    /// Names of pools that the configuration has, as it was last read.
+    configured: RwLock<BTreeSet<String>>,
     /// Pools that stay closed until a call opens them.
     closed: Arc<closed::ClosedPools>,
     regions: Arc<regions::Book>,
@@ -194,6 +199,8 @@ impl Control {
             pools: RwLock::default(),
             direct: direct::DirectPools::default(),
             remembered,
+            remembering: tokio::sync::Mutex::default(),
+            configured: RwLock::default(),
             served,
             closed,
             regions,

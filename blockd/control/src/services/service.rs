@@ -117,6 +117,14 @@ impl Calls for Control {
         whole(async move { control.close_by_call(asked).await }).await
     }
 
+    async fn delete_pool(
+        &self,
+        asked: Request<v1::DeletePoolRequest>,
+    ) -> Answer<v1::DeletePoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.delete_pool(asked).await }).await
+    }
+
     async fn pool_extents(
         &self,
         asked: Request<v1::PoolExtentsRequest>,

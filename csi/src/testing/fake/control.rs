@@ -73,6 +73,7 @@ control! {
         create_pool: CreatePoolRequest -> CreatePoolResponse;
         open_pool: OpenPoolRequest -> OpenPoolResponse;
         close_pool: ClosePoolRequest -> ClosePoolResponse;
+        delete_pool: DeletePoolRequest -> DeletePoolResponse;
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
         fold_pool: FoldPoolRequest -> FoldPoolResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;

@@ -167,6 +167,13 @@ impl Control {
         }
     }
 
+    /// The same for a pool that is forgotten.
+    pub(super) async fn forget_extend(&self, pool: &str) {
+        self.stop_extend(pool).await;
+        self.0.extends.paths.lock().remove(pool);
+        self.0.extends.queues.lock().remove(pool);
+    }
+
     /// The same for all sockets.
     pub async fn stop_extends(&self) {
         let servers = std::mem::take(&mut *self.0.extends.servers.lock());
