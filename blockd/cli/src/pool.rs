@@ -4,6 +4,7 @@ mod close;
 mod create;
 mod delete;
 mod fold;
+mod hand_on;
 mod map;
 
 use blockd_api::v1::{self, GetPoolRequest, ListPoolsRequest, PoolState};
@@ -20,9 +21,10 @@ pub(crate) use close::Close;
 pub(crate) use create::{Create, Open};
 pub(crate) use delete::Delete;
 pub(crate) use fold::Fold;
+pub(crate) use hand_on::{Export, Import};
 pub(crate) use map::Map;
 
-/// List, show, make, open, close, delete, check and repair pools
+/// List, show, make, open, close, delete, hand on, find, check and repair pools
 ///
 /// A pool is a file, a disk or memory that volumes take their space from.
 #[derive(Debug, clap::Subcommand)]
@@ -35,6 +37,9 @@ pub(crate) enum Pool {
     Open(Open),
     Close(Close),
     Delete(Delete),
+    Export(Export),
+    Import(Import),
+    Scan(pool_tools::Scan),
     Grow(Grow),
     Fold(Fold),
     Check(pool_tools::Check),
@@ -83,6 +88,9 @@ impl Pool {
             Self::Open(open) => open.run(context).await,
             Self::Close(close) => close.run(context).await,
             Self::Delete(delete) => delete.run(context).await,
+            Self::Export(export) => export.run(context).await,
+            Self::Import(import) => import.run(context).await,
+            Self::Scan(scan) => scan.run(context),
             Self::Grow(grow) => grow.run(context).await,
             Self::Fold(fold) => fold.run(context).await,
             Self::Check(check) => check.run(context),

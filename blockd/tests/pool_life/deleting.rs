@@ -106,7 +106,8 @@ fn a_closed_or_missing_pool_is_deleted_by_force_and_others_are_left_alone() {
     assert!(case.daemon.terminate().success());
     case.daemon.start_again();
     // The data of the deleted one is still where it was moved to.
-    case.daemon.ok(&["pool", "check", moved.to_str().unwrap()]);
+    case.daemon.ok(&["pool", "import", "w", moved.to_str().unwrap()]);
+    super::has_data(&case.daemon, "w");
 }
 
 #[test]
@@ -118,7 +119,7 @@ fn a_pool_of_the_configuration_is_deleted_only_without_its_table() {
     assert!(case.daemon.terminate().success());
     fs::write(case.daemon.config(), format!("{config}{table}")).unwrap();
     case.daemon.start_again();
-    for verb in ["delete"] {
+    for verb in ["delete", "export"] {
         let error = case.refused(&["pool", verb, "c"]);
         assert!(error.contains("remove its [[pool]] table"), "{error}");
     }

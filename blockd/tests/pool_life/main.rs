@@ -7,6 +7,7 @@ mod cli_support;
 mod closing;
 mod deleting;
 mod failed;
+mod handing_on;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

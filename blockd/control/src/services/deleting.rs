@@ -165,7 +165,7 @@ fn erased(path: &Path, gone: &[PathBuf], made: &[PathBuf]) -> v1::ErasedDevice {
 }
 
 /// The paths of a pool's devices that outlive it.
-fn paths_of(handle: &PoolHandle) -> Vec<PathBuf> {
+pub(super) fn paths_of(handle: &PoolHandle) -> Vec<PathBuf> {
     let devices = handle.devices().into_iter();
     devices.filter(|one| one.kind != DeviceKind::Memory).map(|one| one.path).collect()
 }

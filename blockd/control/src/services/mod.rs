@@ -16,6 +16,7 @@ mod events;
 mod exports;
 mod extend;
 mod folds;
+mod handing_on;
 mod health;
 mod keeper;
 mod kinds;

@@ -22,6 +22,9 @@ use crate::node::NodeId;
 pub(super) struct Remembered {
     pub(super) name: String,
     path: PathBuf,
+    /// Its other devices. Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    more_paths: Vec<PathBuf>,
     /// The file at its path was made for it. Older versions wrote no such field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     made_file: bool,
@@ -76,9 +79,11 @@ pub(super) fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
         preallocate: one.preallocate,
         direct: one.direct,
     };
+    let more = one.more_paths.into_iter().map(|path| DeviceConfig { path, ..first.clone() });
+    let more: Vec<_> = more.collect();
     PoolConfig {
         name: one.name,
-        devices: vec![first],
+        devices: std::iter::once(first).chain(more).collect(),
         spares: Vec::new(),
         region: None,
         volatile: one.volatile,
@@ -279,6 +284,12 @@ impl Control {
         Ok(handle)
     }
 
+    /// Opens a pool that is there, and remembers it.
+    pub(super) async fn take_up(&self, config: PoolConfig) -> Result<(), Error> {
+        self.open_named(&config, false).await?;
+        self.remember(config, false).await
+    }
+
     /// Opens a pool that could not be opened before, or was closed, and serves what was attached of
     /// it. False if it is open.
     pub(crate) async fn reopen_pool(&self, name: &str) -> Result<bool, Error> {
@@ -372,9 +383,11 @@ impl Control {
 
     async fn remember(&self, config: PoolConfig, made_file: bool) -> Result<(), Error> {
         let (name, device) = (config.name.clone(), config.devices[0].clone());
+        let more = config.devices.iter().skip(1).map(|device| device.path.clone());
         let pool = Remembered {
             name: config.name.clone(),
             path: device.path.clone(),
+            more_paths: more.collect(),
             made_file,
             size: match device.size {
                 SizeWish::Bytes(bytes) => bytes,

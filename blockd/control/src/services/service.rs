@@ -125,6 +125,22 @@ impl Calls for Control {
         whole(async move { control.delete_pool(asked).await }).await
     }
 
+    async fn export_pool(
+        &self,
+        asked: Request<v1::ExportPoolRequest>,
+    ) -> Answer<v1::ExportPoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.export_pool(asked).await }).await
+    }
+
+    async fn import_pool(
+        &self,
+        asked: Request<v1::ImportPoolRequest>,
+    ) -> Answer<v1::ImportPoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.import_pool(asked).await }).await
+    }
+
     async fn pool_extents(
         &self,
         asked: Request<v1::PoolExtentsRequest>,
