@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_control::config::PoolConfig;
 use blockd_control::services::{
     self, Control, ControlOptions, DataPath, EventKind, NbdAddress, NbdPlace,
 };
@@ -240,6 +241,16 @@ impl Daemon {
             }
         }
         self.control.set_configured(names_of(&config));
+        match all_pools(&config, &self.control) {
+            Err(error) => {
+                tracing::error!(%error, "SIGHUP: pools that are not open stay as they were")
+            }
+            Ok(pools) => {
+                for pool in self.control.take_up_unopened(&pools) {
+                    tracing::info!(pool, "SIGHUP: the next opening goes by its new configuration");
+                }
+            }
+        }
         // Beside the signals: a lock may be waited for as long as IO can take.
         let control = self.control.clone();
         tokio::spawn(async move { control.reopen_pools().await });
@@ -305,9 +316,8 @@ fn names_of(config: &Config) -> impl Iterator<Item = String> {
     config.pools.iter().map(|pool| pool.name.clone())
 }
 
-/// Opens all pools at the same time. One that fails is no reason not to serve the others; when
-/// none is left, the first failure is the daemon's.
-async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
+/// The pools of extents of the configuration, and those that were made at run time.
+fn all_pools(config: &Config, control: &Control) -> Result<Vec<PoolConfig>, Error> {
     let mut pools = config.pools.clone();
     for pool in control.remembered_pools()? {
         if pools.iter().all(|other| other.name != pool.name) {
@@ -315,7 +325,13 @@ async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
         }
     }
     note_others(&mut pools);
-    let opening: Vec<_> = pools
+    Ok(pools)
+}
+
+/// Opens all pools at the same time. One that fails is no reason not to serve the others; when
+/// none is left, the first failure is the daemon's.
+async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
+    let opening: Vec<_> = all_pools(config, control)?
         .into_iter()
         .map(|pool| {
             let control = control.clone();

@@ -96,3 +96,29 @@ fn a_pool_in_memory_is_not_closed_and_an_unknown_one_is_not_found() {
     let (code, error) = case.daemon.failure(&["pool", "close", "none"]);
     assert!(code == 4 && error.contains("none"), "{error}");
 }
+
+#[test]
+fn a_closed_pool_is_moved_to_another_path_by_a_reload() {
+    let mut case = Case::new();
+    let config = std::fs::read_to_string(case.daemon.config()).unwrap();
+    let places = ["old.pool", "new.pool"].map(|name| case.daemon.dir.join(name));
+    let table = |path: &std::path::Path| {
+        format!("{config}[[pool]]\nname = \"c\"\npath = {path:?}\nsize = \"64M\"\n")
+    };
+    assert!(case.daemon.terminate().success());
+    std::fs::write(case.daemon.config(), table(&places[0])).unwrap();
+    case.daemon.start_again();
+    case.daemon.ok(&["add", "--nbd", "--pool", "c", "--size", "8M", "data"]);
+    case.daemon.ok(&["pool", "close", "--force", "c"]);
+    std::fs::rename(&places[0], &places[1]).unwrap();
+    let error = case.refused(&["pool", "open", "c"]);
+    assert!(error.contains("is missing"), "{error}");
+    std::fs::write(case.daemon.config(), table(&places[1])).unwrap();
+    case.daemon.hang_up();
+    let clock = blockd_media::clock::Clock::start();
+    while !case.daemon.run(&["show", "--pool", "c", "data"]).status.success() {
+        assert!(clock.elapsed() < super::LIMIT, "{}", case.daemon.log());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert!(places.map(|path| path.exists()) == [false, true]);
+}

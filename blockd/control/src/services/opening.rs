@@ -325,6 +325,22 @@ impl Control {
         Ok(true)
     }
 
+    /// Takes up what the configuration has of pools that are not open: the next opening goes by it.
+    /// Gives the names of those for which something is different now.
+    pub fn take_up_unopened(&self, configured: &[PoolConfig]) -> Vec<String> {
+        let mut changed = Vec::new();
+        let mut pools = self.0.pools.write();
+        let names = self.0.configured.read();
+        for config in configured.iter().filter(|config| names.contains(&config.name)) {
+            let Some(known) = pools.get_mut(&config.name) else { continue };
+            if known.state.is_err() && known.config != *config {
+                known.config = config.clone();
+                changed.push(config.name.clone());
+            }
+        }
+        changed
+    }
+
     /// Tries again to open the pools that could not be opened, side by side; those that were closed
     /// on request stay closed. A remaining error is logged as at the start.
     pub async fn reopen_pools(&self) {

@@ -37,9 +37,9 @@ pub(super) fn failed(pool: &str, failure: &str, reason: &'static str, was_open: 
         }
         // The error names the pool, and says what to do.
         false if reason == MISSING => failure.to_owned(),
-        // `pool open` goes by the configuration that was read at the start.
+        // `pool open` goes by the configuration that was read last.
         false if reason == "configuration" => format!(
-            "pool {} could not be opened; correct its configuration, then restart the daemon: \
+            "pool {} could not be opened; correct its configuration, then reload the daemon: \
              {failure}",
             shown(pool)
         ),
@@ -284,7 +284,7 @@ mod tests {
         assert!(found.message.contains("belongs to pool 12"), "{}", found.message);
         assert!(found.message.contains("`blockd pool open p`"), "{}", found.message);
         let found = failed("p", "size is 0", "configuration", false);
-        let advice = "correct its configuration, then restart the daemon: size is 0";
+        let advice = "correct its configuration, then reload the daemon: size is 0";
         assert!(found.message.ends_with(advice), "{}", found.message);
         let found = failed("p", "flush on device 0 failed: media error", "io", true);
         assert!(found.message.contains("`blockd pool close --force p`"), "{}", found.message);
