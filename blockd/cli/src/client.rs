@@ -45,6 +45,10 @@ calls! {
     get_pool: GetPoolRequest -> GetPoolResponse;
     create_pool: CreatePoolRequest -> CreatePoolResponse;
     open_pool: OpenPoolRequest -> OpenPoolResponse;
+    close_pool: ClosePoolRequest -> ClosePoolResponse;
+    delete_pool: DeletePoolRequest -> DeletePoolResponse;
+    export_pool: ExportPoolRequest -> ExportPoolResponse;
+    import_pool: ImportPoolRequest -> ImportPoolResponse;
     create_volume: CreateVolumeRequest -> CreateVolumeResponse;
     delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse;
     get_volume: GetVolumeRequest -> GetVolumeResponse;

@@ -1,7 +1,10 @@
 //! `blockd pool`.
 
+mod close;
 mod create;
+mod delete;
 mod fold;
+mod hand_on;
 mod map;
 
 use blockd_api::v1::{self, GetPoolRequest, ListPoolsRequest, PoolState};
@@ -14,11 +17,14 @@ use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
 use super::{Context, amount, answers, node, pool_tools};
 
+pub(crate) use close::Close;
 pub(crate) use create::{Create, Open};
+pub(crate) use delete::Delete;
 pub(crate) use fold::Fold;
+pub(crate) use hand_on::{Export, Import};
 pub(crate) use map::Map;
 
-/// List, show, draw, make, check and repair pools
+/// List, show, make, open, close, delete, hand on, find, check and repair pools
 ///
 /// A pool is a file, a disk or memory that volumes take their space from.
 #[derive(Debug, clap::Subcommand)]
@@ -29,6 +35,11 @@ pub(crate) enum Pool {
     Map(Map),
     Create(Create),
     Open(Open),
+    Close(Close),
+    Delete(Delete),
+    Export(Export),
+    Import(Import),
+    Scan(pool_tools::Scan),
     Grow(Grow),
     Fold(Fold),
     Check(pool_tools::Check),
@@ -75,6 +86,11 @@ impl Pool {
             Self::Map(map) => map.run(context).await,
             Self::Create(create) => create.run(context).await,
             Self::Open(open) => open.run(context).await,
+            Self::Close(close) => close.run(context).await,
+            Self::Delete(delete) => delete.run(context).await,
+            Self::Export(export) => export.run(context).await,
+            Self::Import(import) => import.run(context).await,
+            Self::Scan(scan) => scan.run(context),
             Self::Grow(grow) => grow.run(context).await,
             Self::Fold(fold) => fold.run(context).await,
             Self::Check(check) => check.run(context),

@@ -27,7 +27,7 @@ use super::room;
 
 use files::{create_file, direct_block, leads_to, open_file, remove_created, sync_folder};
 
-pub use lock::{claim_disk, disk_sequence, lock_below};
+pub use lock::{claim_disk, disk_sequence, lock_below, lock_owner};
 pub use spec::{DeviceInfo, DeviceKind, DeviceSpec};
 
 /// The pages that are checked of a device that is to join a pool: partition tables, file systems
@@ -334,6 +334,15 @@ impl Device {
             return Ok(());
         }
         self.file.sync_data()?;
+        Ok(posix_fadvise(&self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
+    }
+
+    /// Has the page cache forget what is not dirty of a device that is served through it, without a
+    /// write: after a failed flush it may show bytes that the media do not have.
+    pub fn forget_clean_cache(&self) -> std::io::Result<()> {
+        if self.info.direct || self.memory.is_some() {
+            return Ok(());
+        }
         Ok(posix_fadvise(&self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
     }
 

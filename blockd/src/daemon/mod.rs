@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_control::config::PoolConfig;
 use blockd_control::services::{
     self, Control, ControlOptions, DataPath, EventKind, NbdAddress, NbdPlace,
 };
@@ -180,6 +181,7 @@ impl Daemon {
             health: config.health,
         };
         let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
+        control.set_configured(names_of(config));
         if config.ublk.enabled {
             control.set_ublk(devices(config, &workers, own_namespace)?);
         }
@@ -235,6 +237,17 @@ impl Daemon {
             Ok(changed) => {
                 for pool in changed {
                     tracing::info!(pool, "SIGHUP: space policy changed");
+                }
+            }
+        }
+        self.control.set_configured(names_of(&config));
+        match all_pools(&config, &self.control) {
+            Err(error) => {
+                tracing::error!(%error, "SIGHUP: pools that are not open stay as they were")
+            }
+            Ok(pools) => {
+                for pool in self.control.take_up_unopened(&pools) {
+                    tracing::info!(pool, "SIGHUP: the next opening goes by its new configuration");
                 }
             }
         }
@@ -298,9 +311,13 @@ fn with_causes(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Opens all pools at the same time. One that fails is no reason not to serve the others; when
-/// none is left, the first failure is the daemon's.
-async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
+/// Names of the pools of extents that the configuration has.
+fn names_of(config: &Config) -> impl Iterator<Item = String> {
+    config.pools.iter().map(|pool| pool.name.clone())
+}
+
+/// The pools of extents of the configuration, and those that were made at run time.
+fn all_pools(config: &Config, control: &Control) -> Result<Vec<PoolConfig>, Error> {
     let mut pools = config.pools.clone();
     for pool in control.remembered_pools()? {
         if pools.iter().all(|other| other.name != pool.name) {
@@ -308,11 +325,17 @@ async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
         }
     }
     note_others(&mut pools);
-    let opening: Vec<_> = pools
+    Ok(pools)
+}
+
+/// Opens all pools at the same time. One that fails is no reason not to serve the others; when
+/// none is left, the first failure is the daemon's.
+async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
+    let opening: Vec<_> = all_pools(config, control)?
         .into_iter()
         .map(|pool| {
             let control = control.clone();
-            tokio::spawn(async move { control.open_pool(&pool).await })
+            tokio::spawn(async move { control.start_pool(&pool).await })
         })
         .collect();
     let (mut opened, mut first_error) = (0, None);
@@ -374,8 +397,12 @@ async fn watch_pools(control: Control) {
     loop {
         for known in control.known_pools() {
             let name = known.config.name.clone();
-            let Ok(handle) = known.state else { continue };
-            let Some(failure) = handle.failure() else { continue };
+            let failure = known.state.ok().and_then(|handle| handle.failure());
+            let Some(failure) = failure else {
+                // It was opened again, and may fail again.
+                reported.remove(&name);
+                continue;
+            };
             if reported.insert(name.clone()) {
                 let text = format!("pool {name} has failed: {failure}");
                 notify::send(&[NotifyState::Status(&text)]);

@@ -7,6 +7,7 @@ mod journal;
 mod repair;
 mod restore;
 mod rmap;
+mod scan;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,6 +27,7 @@ pub(crate) use journal::Journal;
 pub(crate) use repair::Repair;
 pub(crate) use restore::Restore;
 pub(crate) use rmap::Rmap;
+pub(crate) use scan::Scan;
 
 /// Which pool.
 #[derive(Clone, Debug, clap::Args)]

@@ -1,100 +1,233 @@
 //! Closing one pool while others are served, and not serving it again until that is asked for.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use blockd_api::v1;
 use blockd_engine::pool::PoolHandle;
 use blockd_mapper::engine::VolumeSummary;
+use blockd_mapper::error::MapperError;
 use blockd_media::error::{Error, shown};
 
 use super::attachments::Attachment;
+use super::messages::count;
 use super::volumes::find;
-use super::{Control, EventKind, Known, pool_error};
+use super::{Control, EventKind, Known, blocking, pool_error};
+use crate::config::{DeviceKind, PoolConfig};
 
 /// Why a pool is not open that was closed on request.
 pub(super) const CLOSED: &str = "closed";
 
-/// How long workers may take to let go of a pool that nothing is in flight of.
+/// How long workers, and the thread of a pool that has failed, may take to let go of a pool that
+/// nothing is in flight of.
 const WORKER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Names that an error lists.
+const MAX_LISTED: usize = 5;
+
+/// How a pool is to be closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum How {
+    /// By a shutdown request: with attached volumes, no block device by force, and until the next
+    /// start of the daemon.
+    Shutdown,
+    /// By a call: until it is opened by a call.
+    Call {
+        /// Detaches its volumes first; otherwise it must have none that is attached.
+        force: bool,
+    },
+    /// To be deleted, with its volumes.
+    Delete,
+}
+
+impl How {
+    const fn forces(self) -> bool {
+        matches!(self, Self::Call { force: true } | Self::Delete)
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Shutdown => "a shutdown request",
+            Self::Call { .. } => "`blockd pool close`",
+            Self::Delete => "`blockd pool delete`",
+        }
+    }
+}
+
+/// The changes that closing a pool has made.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Closed {
+    /// The pool was not closed before.
+    pub(super) changed: bool,
+    /// Volumes that were attached. Their attachments are remembered.
+    pub(super) volumes: Vec<String>,
+    /// Connections that were ended.
+    pub(super) connections: usize,
+}
+
+/// How the end of a pool came out.
+enum Ended {
+    /// Clean, with an empty log.
+    InOrder,
+    /// As after a crash: it had failed before, or fails with this error now. Its locks are free.
+    Abandoned(Option<Error>),
+    /// Its IO has not ended yet.
+    Late(Error),
+}
 
 /// Why a pool was not closed.
 #[derive(Debug)]
 pub(super) enum NotClosed {
-    /// A block device of one of its volumes is in use. Nothing has changed.
+    /// A volume of it is in use. Nothing has changed.
     InUse(Error),
     /// The pool cannot be closed.
     Failed(Error),
 }
 
+impl From<NotClosed> for Error {
+    fn from(error: NotClosed) -> Self {
+        match error {
+            NotClosed::InUse(error) | NotClosed::Failed(error) => error,
+        }
+    }
+}
+
 impl Control {
     /// Closes a pool as at the end of the daemon: requests in flight are answered, connections
     /// ended, block devices removed, the log is emptied, and locks and claim are given up. Its
-    /// socket is removed last. Attachments are remembered. False if the pool was not open.
-    pub(super) async fn close_pool(&self, name: &str) -> Result<bool, NotClosed> {
+    /// socket is removed last. Attachments are remembered. A pool that has failed is left as it is
+    /// on the media.
+    pub(super) async fn close_pool(&self, name: &str, how: How) -> Result<Closed, NotClosed> {
+        let name = self.pool_name(name);
         let _name = self.0.making_pools.lock(name).await;
+        self.close_locked(name, how).await
+    }
+
+    /// The same for the holder of the name's lock.
+    pub(super) async fn close_locked(&self, name: &str, how: How) -> Result<Closed, NotClosed> {
         let known = self.known(name).map_err(NotClosed::Failed)?;
-        let handle = match (known.failure(), &known.state) {
-            (None, Ok(handle)) => handle.clone(),
-            // A pool that has stopped can't be left clean, and is locked until the process ends.
-            (Some(failure), Ok(_)) => {
-                return Err(NotClosed::Failed(super::errors::failed_pool(name, &failure)));
+        let Ok(handle) = known.state.clone() else {
+            self.stay_closed(name, how).await.map_err(NotClosed::Failed)?;
+            let changed = !known.is_closed();
+            if changed {
+                self.set_closed(&known.config, how.name());
             }
-            (_, Err(_)) => {
-                self.set_closed(&known);
-                self.stop_extend(name).await;
-                return Ok(false);
+            self.stop_extend(name).await;
+            return Ok(Closed { changed, ..Closed::default() });
+        };
+        if how == How::Shutdown
+            && let Some(failure) = known.failure()
+        {
+            return Err(NotClosed::Failed(super::errors::failed_pool(name, &failure)));
+        }
+        let attached = self.0.attachments.of_pool(name);
+        let volumes: Vec<_> = attached.iter().map(|one| one.record.volume.clone()).collect();
+        // Nothing attaches, detaches or recovers one of them meanwhile.
+        let guards = self.lock_all(name, &volumes).await;
+        self.release_volumes(&known, &handle, &attached, how).await?;
+        // Exports are refused from here on.
+        self.set_closed(&known.config, how.name());
+        attached.iter().for_each(|one| one.end());
+        let connections = self.end_connections(&handle).await;
+        drop(guards);
+        self.end_pool(&known, &handle).await.map_err(NotClosed::Failed)?;
+        self.stop_extend(name).await;
+        let (pool, detached) = (shown(name), volumes.len());
+        let text = match detached {
+            0 => format!("pool {pool} was closed on request"),
+            _ => format!("pool {pool} was closed on request, with {detached} attached volumes"),
+        };
+        self.events().publish(EventKind::PoolClosed, name, "", text);
+        Ok(Closed { changed: true, volumes, connections })
+    }
+
+    /// Ends the connections of all volumes of a pool, and gives their number. Of a pool that has
+    /// failed those are left whose IO does not end.
+    async fn end_connections(&self, handle: &PoolHandle) -> usize {
+        let mut connections = 0;
+        let ending = async {
+            for volume in handle.mapper().summaries() {
+                connections += self.0.data_path.close_volume(handle.id(), volume.id).await;
             }
         };
-        let attached: Vec<_> =
-            self.0.attachments.list().into_iter().filter(|one| one.record.pool == name).collect();
-        let names: Vec<_> = attached.iter().map(|one| one.record.volume.clone()).collect();
-        // Nothing attaches, detaches or recovers one of them meanwhile.
-        let guards = self.lock_all(name, &names).await;
-        if let Err(error) = self.remove_devices(&handle, &attached).await {
-            drop(guards);
-            self.serve_again(name).await;
-            return Err(NotClosed::InUse(error));
+        match handle.failure() {
+            None => ending.await,
+            Some(_) => drop(tokio::time::timeout(WORKER_LIMIT, ending).await),
         }
-        // Exports are refused from here on.
-        self.set_closed(&known);
-        for one in &attached {
-            one.end();
-        }
-        for volume in handle.mapper().summaries() {
-            self.0.data_path.close_volume(handle.id(), volume.id).await;
-        }
-        drop(guards);
-        if let Err(error) = self.end_pool(&known, &handle).await {
-            tracing::error!(pool = name, %error, "the pool was not closed");
-            let failed = Known { state: Err(error.to_string()), reason: "io", ..known };
-            self.0.pools.write().insert(name.to_owned(), failed);
-            return Err(NotClosed::Failed(error));
-        }
-        self.stop_extend(name).await;
-        let text = format!("pool {} was closed on request", shown(name));
-        self.events().publish(EventKind::PoolClosed, name, "", text);
-        Ok(true)
+        connections
     }
 
-    fn set_closed(&self, known: &Known) {
+    /// Removes the block devices of a pool that is about to be closed, and remembers that it is to
+    /// stay closed. After an error all is as it was.
+    async fn release_volumes(
+        &self,
+        known: &Known,
+        handle: &PoolHandle,
+        attached: &[Arc<Attachment>],
+        how: How,
+    ) -> Result<(), NotClosed> {
         let name = &known.config.name;
-        let why = format!(
-            "pool {0} was closed by a shutdown request; open it with `blockd pool open {0}`",
-            shown(name)
-        );
-        let closed = Known { config: known.config.clone(), state: Err(why), reason: CLOSED };
-        self.0.pools.write().insert(name.clone(), closed);
+        if how == (How::Call { force: false }) {
+            refuse_attached(name, attached).map_err(NotClosed::InUse)?;
+        }
+        if matches!(how, How::Call { .. }) {
+            refuse_memory(&known.config).map_err(NotClosed::Failed)?;
+        }
+        let removed = self.remove_devices(handle, attached, how.forces()).await;
+        let released = match removed {
+            Ok(()) => self.stay_closed(name, how).await.map_err(NotClosed::Failed),
+            Err(error) => Err(NotClosed::InUse(error)),
+        };
+        if released.is_err() {
+            self.serve_again(name).await;
+        }
+        released
     }
 
-    /// Removes the block devices of a pool's volumes, none by force.
+    /// Remembers that a pool is not to be opened at the next start, if that is meant.
+    async fn stay_closed(&self, pool: &str, how: How) -> Result<(), Error> {
+        match how {
+            How::Shutdown | How::Delete => Ok(()),
+            How::Call { .. } => self.note_closed(pool, true).await,
+        }
+    }
+
+    /// Remembers durably whether a pool is to stay closed at the next start.
+    pub(super) async fn note_closed(&self, pool: &str, is_closed: bool) -> Result<(), Error> {
+        let (closed, pool) = (Arc::clone(&self.0.closed), pool.to_owned());
+        blocking(move || closed.set(&pool, is_closed).map(drop)).await
+    }
+
+    /// Notes a pool as closed, and by what.
+    fn set_closed(&self, config: &PoolConfig, by: &str) {
+        let name = shown(&config.name);
+        let why = format!("pool {name} was closed by {by}; open it with `blockd pool open {name}`");
+        let closed = Known { config: config.clone(), state: Err(why), reason: CLOSED };
+        self.0.pools.write().insert(config.name.clone(), closed);
+        self.0.health.forget_pool(&config.name);
+    }
+
+    /// Opens a pool at the start of the daemon, unless it was closed by a call and is to stay so.
+    pub async fn start_pool(&self, config: &PoolConfig) -> Result<(), Error> {
+        if !self.0.closed.has(&config.name) {
+            return self.open_pool(config).await;
+        }
+        tracing::info!(pool = config.name, "the pool stays closed until it is opened by a call");
+        self.set_closed(config, How::Call { force: false }.name());
+        Ok(())
+    }
+
+    /// Removes the block devices of a pool's volumes.
     async fn remove_devices(
         &self,
         handle: &PoolHandle,
-        attached: &[std::sync::Arc<Attachment>],
+        attached: &[Arc<Attachment>],
+        force: bool,
     ) -> Result<(), Error> {
         for one in attached.iter().filter(|one| one.record.ublk.is_some()) {
             let volume: Option<VolumeSummary> = find(handle, &one.record.volume);
             if let Some(volume) = volume.filter(|volume| volume.id.0 == one.record.id) {
-                self.detach_device(handle, &volume, false).await?;
+                self.detach_device(handle, &volume, force).await?;
             }
         }
         Ok(())
@@ -107,16 +240,54 @@ impl Control {
         }
     }
 
+    /// Ends a pool that no client uses any more. One that is not left clean, though it served, is
+    /// known as failed afterwards.
     async fn end_pool(&self, known: &Known, handle: &PoolHandle) -> Result<(), Error> {
+        let name = &known.config.name;
+        let (error, state) = match self.end_io(name, handle).await {
+            Ended::InOrder | Ended::Abandoned(None) => return Ok(()),
+            Ended::Abandoned(Some(error)) => {
+                let state = Err(error.to_string());
+                (error, state)
+            }
+            // Closing it can be tried again.
+            Ended::Late(error) => (error, Ok(handle.clone())),
+        };
+        tracing::error!(pool = name, %error, "the pool was not closed");
+        let failed = Known { config: known.config.clone(), state, reason: "io" };
+        self.0.pools.write().insert(name.clone(), failed);
+        if let Err(error) = self.note_closed(name, false).await {
+            tracing::warn!(pool = name, %error, "the pool stays closed at the next start");
+        }
+        Err(error)
+    }
+
+    async fn end_io(&self, name: &str, handle: &PoolHandle) -> Ended {
+        let late = |who: &str| {
+            let problem = format!("is still used by {who} after {WORKER_LIMIT:?}: close it again");
+            Ended::Late(Error::in_use(format!("pool {}", shown(name)), problem))
+        };
         let left = tokio::time::timeout(WORKER_LIMIT, self.0.data_path.remove_pool(handle.id()));
         if left.await.is_err() {
-            let problem = format!("is still served by a worker after {WORKER_LIMIT:?}");
-            return Err(Error::in_use(format!("pool {}", known.config.name), problem));
+            // Some workers have forgotten it: it must not be served any more.
+            let problem = "did not end the IO of its pool when that was closed".to_owned();
+            handle.halt(MapperError::Device { name: "a worker".to_owned(), problem });
+            return late("a worker");
         }
-        if let Err(error) = self.note_served(handle, false).await {
-            tracing::warn!(pool = known.config.name, %error, "last seen at its start");
+        let mut failed = None;
+        if handle.failure().is_none() {
+            if let Err(error) = self.note_served(handle, false).await {
+                tracing::warn!(pool = name, %error, "last seen at its start");
+            }
+            match handle.close().await {
+                Ok(()) => return Ended::InOrder,
+                Err(error) => failed = Some(pool_error(name, error)),
+            }
         }
-        handle.close().await.map_err(|error| pool_error(&known.config.name, error))
+        match tokio::time::timeout(WORKER_LIMIT, handle.abandon()).await {
+            Ok(()) => Ended::Abandoned(failed),
+            Err(_) => late("its thread"),
+        }
     }
 
     /// Whether this is the only pool of the configuration, and no other one is open: then the end
@@ -127,4 +298,46 @@ impl Control {
             && !self.has_direct_pools()
             && !self.known_pools().into_iter().any(others)
     }
+
+    /// The call: closes a pool until it is opened by a call.
+    pub(super) async fn close_by_call(
+        &self,
+        asked: v1::ClosePoolRequest,
+    ) -> Result<v1::ClosePoolResponse, Error> {
+        let closed = self.close_pool(&asked.name, How::Call { force: asked.force }).await?;
+        let pool = Some(self.describe_pool(&self.known(&asked.name)?).await?);
+        Ok(v1::ClosePoolResponse {
+            changed: closed.changed,
+            detached_volumes: closed.volumes,
+            closed_connections: count(closed.connections),
+            pool,
+        })
+    }
+}
+
+fn refuse_attached(pool: &str, attached: &[Arc<Attachment>]) -> Result<(), Error> {
+    if attached.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> =
+        attached.iter().take(MAX_LISTED).map(|one| shown(&one.record.volume)).collect();
+    let more = if attached.len() > names.len() { ", ..." } else { "" };
+    let problem = format!(
+        "has {} attached ({}{more}): detach first, or use force",
+        match attached.len() {
+            1 => "1 volume".to_owned(),
+            count => format!("{count} volumes"),
+        },
+        names.join(", ")
+    );
+    Err(Error::in_use(format!("pool {}", shown(pool)), problem))
+}
+
+/// Refuses to close a pool that would be gone then.
+fn refuse_memory(config: &PoolConfig) -> Result<(), Error> {
+    if config.devices.iter().any(|device| device.kind != DeviceKind::Memory) {
+        return Ok(());
+    }
+    let problem = "is in the daemon's memory: its volumes would be lost with it";
+    Err(Error::in_use(format!("pool {}", shown(&config.name)), problem))
 }

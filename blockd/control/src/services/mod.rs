@@ -4,8 +4,10 @@
 //! path itself. `service` is the edge to gRPC; the code behind it uses the crate's own types.
 
 mod attachments;
+mod closed;
 mod closing;
 mod data_path;
+mod deleting;
 mod devices;
 mod diff;
 mod direct;
@@ -14,6 +16,7 @@ mod events;
 mod exports;
 mod extend;
 mod folds;
+mod handing_on;
 mod health;
 mod keeper;
 mod kinds;
@@ -45,7 +48,7 @@ mod tests_of_direct;
 mod tests_of_snapshots;
 mod volumes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,6 +108,12 @@ struct Inner {
     direct: direct::DirectPools,
     remembered: StateFile,
     served: Arc<served::ServedPools>,
+    /// The list of remembered pools is changed by one call at a time.
+    remembering: tokio::sync::Mutex<()>,
+    /// Names of pools that the configuration has, as it was last read.
+    configured: RwLock<BTreeSet<String>>,
+    /// Pools that stay closed until a call opens them.
+    closed: Arc<closed::ClosedPools>,
     regions: Arc<regions::Book>,
     attachments: Attachments,
     events: Arc<EventHub>,
@@ -183,6 +192,7 @@ impl Control {
     pub fn new(options: ControlOptions, data_path: Arc<dyn DataPath>) -> Result<Self, Error> {
         let attachments = Attachments::read(&options.state_dir)?;
         let remembered = StateFile::new(&options.state_dir, "pools.json");
+        let closed = Arc::new(closed::ClosedPools::read(&options.state_dir)?);
         let regions = Arc::new(regions::Book::new(&options.state_dir));
         let served = Arc::new(served::ServedPools::new(&options.state_dir));
         Ok(Self(Arc::new(Inner {
@@ -190,7 +200,10 @@ impl Control {
             pools: RwLock::default(),
             direct: direct::DirectPools::default(),
             remembered,
+            remembering: tokio::sync::Mutex::default(),
+            configured: RwLock::default(),
             served,
+            closed,
             regions,
             attachments,
             events: Arc::default(),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockd_engine::pool::PoolHandle;
-use blockd_media::Device;
 use blockd_media::clock::wall_seconds;
 use blockd_media::error::{Error, shown};
-use blockd_media::pool::PmemOptions;
+use blockd_media::pool::{PmemOptions, is_there};
+use blockd_media::{Device, DeviceInfo};
 use blockd_pmem::platform::Platform;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,12 @@ use crate::node::NodeId;
 pub(super) struct Remembered {
     pub(super) name: String,
     path: PathBuf,
+    /// Its other devices. Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    more_paths: Vec<PathBuf>,
+    /// The file at its path was made for it. Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    made_file: bool,
     size: u64,
     extent_size: u32,
     /// Older versions wrote no such field.
@@ -44,6 +50,13 @@ pub(super) struct RememberedPmem {
     erase: bool,
 }
 
+impl Remembered {
+    /// The file that was made for this pool, if one was.
+    pub(super) fn made_file(self) -> Option<PathBuf> {
+        self.made_file.then_some(self.path)
+    }
+}
+
 /// The default of pools that are made.
 const fn yes() -> bool {
     true
@@ -56,18 +69,21 @@ const fn is_true(value: &bool) -> bool {
 
 /// A pool made at run time, as it is opened.
 pub(super) fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
+    let first = DeviceConfig {
+        path: one.path,
+        kind: one.pmem.map_or(DeviceKind::Auto, |pmem| {
+            let RememberedPmem { power_safe, whole_blocks, erase } = pmem;
+            DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase })
+        }),
+        size: if one.size == 0 { SizeWish::Existing } else { SizeWish::Bytes(one.size) },
+        preallocate: one.preallocate,
+        direct: one.direct,
+    };
+    let more = one.more_paths.into_iter().map(|path| DeviceConfig { path, ..first.clone() });
+    let more: Vec<_> = more.collect();
     PoolConfig {
         name: one.name,
-        devices: vec![DeviceConfig {
-            path: one.path,
-            kind: one.pmem.map_or(DeviceKind::Auto, |pmem| {
-                let RememberedPmem { power_safe, whole_blocks, erase } = pmem;
-                DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase })
-            }),
-            size: if one.size == 0 { SizeWish::Existing } else { SizeWish::Bytes(one.size) },
-            preallocate: one.preallocate,
-            direct: one.direct,
-        }],
+        devices: std::iter::once(first).chain(more).collect(),
         spares: Vec::new(),
         region: None,
         volatile: one.volatile,
@@ -77,6 +93,11 @@ pub(super) fn config_of(one: Remembered, template: &PoolConfig) -> PoolConfig {
         extend_socket: None,
         ..template.clone()
     }
+}
+
+/// Whether a device is a file that a call may have made.
+fn is_file(device: &DeviceInfo) -> bool {
+    std::fs::symlink_metadata(&device.path).is_ok_and(|found| found.is_file())
 }
 
 /// Refuses another pool of the same name.
@@ -235,20 +256,38 @@ impl Control {
             let problem = format!("belongs to pool {}", shown(&other));
             return Err(Error::in_use(device.path.display().to_string(), problem));
         }
-        let opened = self.try_open(&config, replace_missing).await;
-        let handle = opened.map_err(|failed| *failed.error)?;
-        self.keep_space(&handle, &config);
-        let name = config.name.clone();
-        let known = Known { config: config.clone(), state: Ok(handle), reason: "" };
-        self.0.pools.write().insert(name, known);
+        // No other call makes or opens what is at this path.
+        let is_new_file = !in_memory && !is_there(&config.devices[0].path);
+        let handle = self.open_named(&config, replace_missing).await?;
         // One that is known already is in the configuration, or remembered.
         if !in_memory && !is_known {
-            self.remember(config).await?;
+            let made_file = is_new_file && handle.devices().iter().all(is_file);
+            self.remember(config, made_file).await?;
         }
         if replace_missing {
             self.forget_attachments_of_missing_volumes().await?;
         }
         Ok(true)
+    }
+
+    /// Opens a pool, which is known by its name from then on.
+    async fn open_named(
+        &self,
+        config: &PoolConfig,
+        replace_missing: bool,
+    ) -> Result<PoolHandle, Error> {
+        let opened = self.try_open(config, replace_missing).await;
+        let handle = opened.map_err(|failed| *failed.error)?;
+        self.keep_space(&handle, config);
+        let known = Known { config: config.clone(), state: Ok(handle.clone()), reason: "" };
+        self.0.pools.write().insert(config.name.clone(), known);
+        Ok(handle)
+    }
+
+    /// Opens a pool that is there, and remembers it.
+    pub(super) async fn take_up(&self, config: PoolConfig) -> Result<(), Error> {
+        self.open_named(&config, false).await?;
+        self.remember(config, false).await
     }
 
     /// Opens a pool that could not be opened before, or was closed, and serves what was attached of
@@ -264,10 +303,18 @@ impl Control {
         let known = self.known(name)?;
         if known.state.is_ok() {
             return match known.failure() {
-                Some(failure) => Err(errors::failed_pool(&known.config.name, &failure)),
+                Some(failure) => {
+                    let name = shown(&known.config.name);
+                    let failure = format!(
+                        "{failure}; close it with `blockd pool close --force {name}`, then it can \
+                         be opened"
+                    );
+                    Err(errors::failed_pool(&known.config.name, &failure))
+                }
                 None => Ok(false),
             };
         }
+        self.note_closed(&known.config.name, false).await?;
         self.0.attachments.renew(&known.config.name);
         self.open_pool(&known.config).await?;
         self.forget_attachments_of_missing_volumes().await?;
@@ -276,6 +323,22 @@ impl Control {
             tracing::error!(pool = known.config.name, %error, "the extend socket is not served");
         }
         Ok(true)
+    }
+
+    /// Takes up what the configuration has of pools that are not open: the next opening goes by it.
+    /// Gives the names of those for which something is different now.
+    pub fn take_up_unopened(&self, configured: &[PoolConfig]) -> Vec<String> {
+        let mut changed = Vec::new();
+        let mut pools = self.0.pools.write();
+        let names = self.0.configured.read();
+        for config in configured.iter().filter(|config| names.contains(&config.name)) {
+            let Some(known) = pools.get_mut(&config.name) else { continue };
+            if known.state.is_err() && known.config != *config {
+                known.config = config.clone();
+                changed.push(config.name.clone());
+            }
+        }
+        changed
     }
 
     /// Tries again to open the pools that could not be opened, side by side; those that were closed
@@ -334,32 +397,49 @@ impl Control {
         blocking(move || regions::owner(&device.path, &others, &platform)).await
     }
 
-    async fn remember(&self, config: PoolConfig) -> Result<(), Error> {
+    async fn remember(&self, config: PoolConfig, made_file: bool) -> Result<(), Error> {
+        let (name, device) = (config.name.clone(), config.devices[0].clone());
+        let more = config.devices.iter().skip(1).map(|device| device.path.clone());
+        let pool = Remembered {
+            name: config.name.clone(),
+            path: device.path.clone(),
+            more_paths: more.collect(),
+            made_file,
+            size: match device.size {
+                SizeWish::Bytes(bytes) => bytes,
+                SizeWish::Existing | SizeWish::OfFree(_) => 0,
+            },
+            extent_size: config.extent_size,
+            composite: config.composite,
+            preallocate: device.preallocate,
+            direct: device.direct,
+            volatile: config.volatile,
+            pmem: match device.kind {
+                DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase }) => {
+                    Some(RememberedPmem { power_safe, whole_blocks, erase })
+                }
+                _ => None,
+            },
+        };
+        self.change_remembered(move |list| {
+            list.retain(|one| one.name != name);
+            list.push(pool);
+        })
+        .await
+    }
+
+    /// Changes the list of remembered pools, durably.
+    pub(super) async fn change_remembered(
+        &self,
+        change: impl FnOnce(&mut Vec<Remembered>) + Send + 'static,
+    ) -> Result<(), Error> {
+        let _one = self.0.remembering.lock().await;
         let file = self.0.remembered.clone();
         blocking(move || {
-            let mut list: Vec<Remembered> = file.read()?;
-            list.retain(|one| one.name != config.name);
-            let device = &config.devices[0];
-            list.push(Remembered {
-                name: config.name.clone(),
-                path: device.path.clone(),
-                size: match device.size {
-                    SizeWish::Bytes(bytes) => bytes,
-                    SizeWish::Existing | SizeWish::OfFree(_) => 0,
-                },
-                extent_size: config.extent_size,
-                composite: config.composite,
-                preallocate: device.preallocate,
-                direct: device.direct,
-                volatile: config.volatile,
-                pmem: match device.kind {
-                    DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase }) => {
-                        Some(RememberedPmem { power_safe, whole_blocks, erase })
-                    }
-                    _ => None,
-                },
-            });
-            file.write(list)
+            let before: Vec<Remembered> = file.read()?;
+            let mut list = before.clone();
+            change(&mut list);
+            if list == before { Ok(()) } else { file.write(list) }
         })
         .await
     }

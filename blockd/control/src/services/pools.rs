@@ -9,7 +9,7 @@ use blockd_engine::pool::{self, Created, OpenReport, PoolHandle};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
 use blockd_media::error::{Error, ErrorKind, shown};
-use blockd_media::pool::{PoolError, PoolSpec, has_pmem_header, is_there};
+use blockd_media::pool::{MARKED_BYTES, PoolError, PoolSpec, has_pmem_header, is_there};
 use blockd_media::units::GIB;
 use blockd_media::{Device, DeviceKind, DeviceSpec};
 use nix::sys::statvfs::statvfs;
@@ -231,10 +231,6 @@ fn size_to_make(pool: &str, device: &DeviceConfig, is_new: bool) -> Result<Optio
         }
     }
 }
-
-/// Bytes at the beginning and the end of a device that have to be zero before a pool is made on it:
-/// superblocks of ours, and marks of file systems, partitions and RAIDs, lie there.
-const MARKED_BYTES: u64 = 2 << 20;
 
 /// Rejects a path with content, which must not be overwritten, unless it looks unused.
 fn refuse_foreign(path: &Path) -> Result<(), Error> {

@@ -68,6 +68,15 @@ impl Book {
         Ok(found.unwrap_or_else(|| Entry { pool: pool.to_owned(), ..Entry::default() }))
     }
 
+    /// Forgets a pool durably. Blocks.
+    pub(super) fn forget(&self, pool: &str) -> Result<(), Error> {
+        let _one = self.writing.lock();
+        let mut all = self.file.read::<Entry>()?;
+        let before = all.len();
+        all.retain(|one| one.pool != pool);
+        if all.len() == before { Ok(()) } else { self.file.write(all) }
+    }
+
     /// Replaces what is known of a pool, durably, where that is something else.
     fn note(&self, entry: Entry) -> Result<(), Error> {
         let _one = self.writing.lock();

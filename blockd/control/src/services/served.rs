@@ -209,6 +209,15 @@ impl ServedPools {
         }))
     }
 
+    /// Forgets a pool durably. Blocks.
+    pub(super) fn forget(&self, name: &str) -> Result<(), Error> {
+        let _one = self.writing.lock();
+        let mut all: Vec<ServedPool> = self.file.read()?;
+        let before = all.len();
+        all.retain(|one| one.name != name);
+        if all.len() == before { Ok(()) } else { self.file.write(all) }
+    }
+
     /// The identity of a pool that was served by this name.
     pub(super) fn id_of(&self, name: &str) -> Result<Option<String>, Error> {
         let all: Vec<ServedPool> = self.file.read()?;

@@ -109,6 +109,38 @@ impl Calls for Control {
         .await
     }
 
+    async fn close_pool(
+        &self,
+        asked: Request<v1::ClosePoolRequest>,
+    ) -> Answer<v1::ClosePoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.close_by_call(asked).await }).await
+    }
+
+    async fn delete_pool(
+        &self,
+        asked: Request<v1::DeletePoolRequest>,
+    ) -> Answer<v1::DeletePoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.delete_pool(asked).await }).await
+    }
+
+    async fn export_pool(
+        &self,
+        asked: Request<v1::ExportPoolRequest>,
+    ) -> Answer<v1::ExportPoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.export_pool(asked).await }).await
+    }
+
+    async fn import_pool(
+        &self,
+        asked: Request<v1::ImportPoolRequest>,
+    ) -> Answer<v1::ImportPoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.import_pool(asked).await }).await
+    }
+
     async fn pool_extents(
         &self,
         asked: Request<v1::PoolExtentsRequest>,

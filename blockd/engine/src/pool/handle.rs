@@ -106,7 +106,7 @@ impl Released {
         }
     }
 
-    async fn wait(&self) {
+    pub(super) async fn wait(&self) {
         let receive = {
             let mut released = self.0.lock();
             if released.0 {
@@ -137,6 +137,8 @@ pub(super) enum Ask {
     Keep(PoolHandle, VolumeId, u64, oneshot::Sender<Result<Keep, PoolError>>),
     /// Keeps this many extents less.
     ReleaseKept(VolumeId, u64),
+    /// Ends the thread of a pool that has failed, once its IO has ended.
+    Abandon,
 }
 
 /// A change of a pool's space policy, to which its thread sends no answer.
@@ -234,13 +236,6 @@ impl PoolHandle {
     /// Identity of this open, in each superblock that it writes.
     pub(super) fn open_id(&self) -> u64 {
         self.shared.open_id
-    }
-
-    /// Stops the pool for good, as another program has written to its devices. The delta ring stays
-    /// valid: no device has dropped anything.
-    pub(super) fn halt(&self, error: MapperError) {
-        self.shared.pool.halt(error);
-        self.shared.doorbell.ring();
     }
 
     /// The mapper's side of it.
@@ -516,14 +511,6 @@ impl PoolHandle {
             return Ok(invalid("size", wanted, GROWTH_ALLOWED)?);
         }
         Ok((found, position))
-    }
-
-    /// Takes no more requests, waits for those in flight, leaves the pool clean, ends its thread,
-    /// and gives up its locks and its claim.
-    pub async fn close(&self) -> Result<(), PoolError> {
-        self.control(Control::Close).await?;
-        self.shared.released.wait().await;
-        Ok(())
     }
 
     pub(super) fn ask(&self, ask: Ask) -> Result<(), PoolError> {

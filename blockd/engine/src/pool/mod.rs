@@ -4,6 +4,7 @@ mod create;
 mod devices;
 mod discard;
 mod driver;
+mod ending;
 mod handle;
 mod keep;
 mod lock;

@@ -81,6 +81,8 @@ pub(super) struct PoolThread {
     finished: u64,
     reported_failure: bool,
     closed: bool,
+    /// The pool has failed, and the thread is to end when its IO has.
+    abandoned: bool,
     /// The delta ring's file. A pool that was closed in order has nothing in it.
     ring_file: Option<PathBuf>,
     ownership: Ownership,
@@ -157,6 +159,7 @@ impl PoolThread {
             finished: 0,
             reported_failure: false,
             closed: false,
+            abandoned: false,
             ring_file,
             ownership,
         };
@@ -166,7 +169,7 @@ impl PoolThread {
         Ok((thread, handle))
     }
 
-    /// Serves until the pool is closed.
+    /// Serves until the pool is closed, or has failed and is given up.
     pub(super) fn run(mut self) {
         blockd_media::hardening::protect_thread(&thread_name(&self.shared.name));
         blockd_media::hardening::run_before_others();
@@ -177,7 +180,7 @@ impl PoolThread {
             blockd_media::hardening::give_up(&format!("it can't be woken: {error}"));
         }
         tracing::debug!(pool = %self.shared.name, "pool's thread runs");
-        while !self.closed {
+        while !self.closed && !self.is_given_up() {
             if let Err(error) = self.turn() {
                 blockd_media::hardening::give_up(&format!("it has lost its ring: {error}"));
             }
@@ -189,16 +192,38 @@ impl PoolThread {
         }
         self.end_discards();
         // One that is only read is closed while workers may still read.
-        if self.closed && self.under_way == 0 && !self.shared.pool.is_read_only() {
-            self.end_erasing();
-            self.ownership.release();
-            // Rings hold the files until the kernel has cleared them away, which may take long:
-            // the next owner need not wait for that, since no IO is left (rule R11).
-            for device in &self.shared.devices {
-                device.unlock();
-            }
+        if self.under_way == 0 && !self.shared.pool.is_read_only() {
+            self.release();
         }
         self.shared.released.set();
+    }
+
+    /// Gives up locks and claim: no IO is left.
+    fn release(&mut self) {
+        if self.closed {
+            self.end_erasing();
+            self.ownership.release();
+        } else {
+            for device in &self.shared.devices {
+                if let Err(error) = device.forget_clean_cache() {
+                    let path = device.info().path.display();
+                    tracing::warn!(%path, %error, "the page cache of a failed pool stays");
+                }
+            }
+            self.ownership.abandon();
+        }
+        // Rings hold the files until the kernel has cleared them away, which may take long:
+        // the next owner need not wait for that, since no IO is left (rule R11).
+        for device in &self.shared.devices {
+            device.unlock();
+        }
+    }
+
+    /// Whether the pool has failed, none of its IO is left, and its thread is to end. The engine
+    /// has begun nothing since the failure (R8).
+    fn is_given_up(&self) -> bool {
+        let waiting = self.starved.len() + self.late.len();
+        self.abandoned && self.under_way + waiting == 0
     }
 
     /// Waits for discards that the closed pool has left under way: the next owner may write where
@@ -256,7 +281,7 @@ impl PoolThread {
             // A receiver that is so far behind gets the next one.
             let _ = self.space_changes.try_send(change);
         }
-        if self.closed {
+        if self.closed || self.is_given_up() {
             return Ok(());
         }
         // A poll may end with something left to do, and a worker may have asked for it meanwhile.

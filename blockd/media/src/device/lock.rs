@@ -34,6 +34,15 @@ pub fn lock_below(device: &File) -> std::io::Result<Option<Vec<File>>> {
     guard::lock_below(device)
 }
 
+/// The living process that has the owner lock of a file or disk, where it is seen from here.
+#[must_use]
+pub fn lock_owner(file: &File) -> Option<u32> {
+    guard::lock_owner(file).or_else(|| {
+        let below = guard::files_below(file).unwrap_or_default();
+        below.iter().find_map(guard::lock_owner)
+    })
+}
+
 impl Device {
     /// Tries once to become the owner: of a loop device also of the file below it.
     pub fn try_lock(&self) -> std::io::Result<bool> {
@@ -69,10 +78,7 @@ impl Device {
     /// The living process that has the owner lock, where it is seen from here.
     #[must_use]
     pub fn owner(&self) -> Option<u32> {
-        guard::lock_owner(&self.file).or_else(|| {
-            let below = guard::files_below(&self.file).unwrap_or_default();
-            below.iter().find_map(guard::lock_owner)
-        })
+        lock_owner(&self.file)
     }
 
     /// The user that has a claim on this block device, where the kernel reports one.

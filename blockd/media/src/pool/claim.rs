@@ -177,6 +177,17 @@ impl Held {
             let _ = thread.join();
         }
     }
+
+    /// Ends the renewals and leaves the claim as it is: openers on other hosts watch it, as after a
+    /// crash.
+    pub(super) fn abandon(mut self) {
+        self.gate.open_until(0);
+        // Without its sender the thread ends, after a write of its own that is under way.
+        self.stop = bounded(0).0;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Drop for Held {

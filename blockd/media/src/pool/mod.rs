@@ -3,6 +3,7 @@
 
 mod boot;
 mod claim;
+mod erase;
 mod error;
 mod find;
 mod host_lock;
@@ -16,6 +17,7 @@ mod spec;
 pub mod storage;
 
 pub use boot::boot_id;
+pub use erase::{Erasing, MARKED_BYTES};
 pub use error::PoolError;
 pub use find::{exists, holds_pool, identity};
 pub use offline::{Access, Offline, kind_of};

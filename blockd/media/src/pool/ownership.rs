@@ -52,6 +52,15 @@ impl Ownership {
         }
         self.lock = None;
     }
+
+    /// Gives a failed pool up, all of whose IO has ended. Its claim stays on the media, as after a
+    /// crash.
+    pub fn abandon(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            claim.abandon();
+        }
+        self.lock = None;
+    }
 }
 
 /// Has writes to these devices wait for a claim, if other hosts may reach one of them.

@@ -72,6 +72,10 @@ control! {
     never {
         create_pool: CreatePoolRequest -> CreatePoolResponse;
         open_pool: OpenPoolRequest -> OpenPoolResponse;
+        close_pool: ClosePoolRequest -> ClosePoolResponse;
+        delete_pool: DeletePoolRequest -> DeletePoolResponse;
+        export_pool: ExportPoolRequest -> ExportPoolResponse;
+        import_pool: ImportPoolRequest -> ImportPoolResponse;
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
         fold_pool: FoldPoolRequest -> FoldPoolResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;

@@ -27,7 +27,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::config::PoolConfig;
 
-use super::closing::NotClosed;
+use super::closing::{How, NotClosed};
 use super::server::{bind_private, check_peer};
 use super::{Control, EventKind, Known};
 
@@ -167,6 +167,13 @@ impl Control {
         }
     }
 
+    /// The same for a pool that is forgotten.
+    pub(super) async fn forget_extend(&self, pool: &str) {
+        self.stop_extend(pool).await;
+        self.0.extends.paths.lock().remove(pool);
+        self.0.extends.queues.lock().remove(pool);
+    }
+
     /// The same for all sockets.
     pub async fn stop_extends(&self) {
         let servers = std::mem::take(&mut *self.0.extends.servers.lock());
@@ -181,7 +188,7 @@ impl Control {
     async fn shut_down(self, pool: String, stream: UnixStream) {
         let mut is_logged = false;
         loop {
-            match self.close_pool(&pool).await {
+            match self.close_pool(&pool, How::Shutdown).await {
                 Ok(_) => break,
                 Err(NotClosed::Failed(error)) => {
                     return tracing::error!(pool, %error, "extend: the pool is not closed");

@@ -29,13 +29,17 @@ pub(super) struct SpaceSeen {
 pub(super) fn failed(pool: &str, failure: &str, reason: &'static str, was_open: bool) -> Finding {
     let text = match was_open {
         true => {
-            format!("pool {} has failed, until the daemon is restarted: {failure}", shown(pool))
+            format!(
+                "pool {name} has failed, and no write reaches it any more; put that right, then \
+                 `blockd pool close --force {name}` and `blockd pool open {name}`: {failure}",
+                name = shown(pool)
+            )
         }
         // The error names the pool, and says what to do.
         false if reason == MISSING => failure.to_owned(),
-        // `pool open` goes by the configuration that was read at the start.
+        // `pool open` goes by the configuration that was read last.
         false if reason == "configuration" => format!(
-            "pool {} could not be opened; correct its configuration, then restart the daemon: \
+            "pool {} could not be opened; correct its configuration, then reload the daemon: \
              {failure}",
             shown(pool)
         ),
@@ -280,9 +284,9 @@ mod tests {
         assert!(found.message.contains("belongs to pool 12"), "{}", found.message);
         assert!(found.message.contains("`blockd pool open p`"), "{}", found.message);
         let found = failed("p", "size is 0", "configuration", false);
-        let advice = "correct its configuration, then restart the daemon: size is 0";
+        let advice = "correct its configuration, then reload the daemon: size is 0";
         assert!(found.message.ends_with(advice), "{}", found.message);
         let found = failed("p", "flush on device 0 failed: media error", "io", true);
-        assert!(found.message.contains("until the daemon is restarted"), "{}", found.message);
+        assert!(found.message.contains("`blockd pool close --force p`"), "{}", found.message);
     }
 }

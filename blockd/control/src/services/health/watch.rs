@@ -120,6 +120,15 @@ impl Book {
         (seen.is_asked, seen.heard_ns) = (true, 0);
     }
 
+    /// Forgets what was seen of a pool that is closed: its next opening may be on another disk, and
+    /// its counters begin anew.
+    pub(in super::super) fn forget_pool(&self, pool: &str) {
+        let mut pages = self.pages.lock();
+        pages.seen.remove(pool);
+        pages.slow.retain(|(of, _), _| of != pool);
+        pages.devices.retain(|(of, _), _| of != pool);
+    }
+
     fn late_ns(&self) -> u64 {
         let late = (self.options.interval * LATE_INTERVALS).max(LEAST_LATE);
         u64::try_from(late.as_nanos()).unwrap_or(u64::MAX)

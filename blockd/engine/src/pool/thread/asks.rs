@@ -79,6 +79,8 @@ impl PoolThread {
                     let _ = answer.send(kept.map(|kept| Keep::new(handle, volume, kept)));
                 }
                 Ask::ReleaseKept(volume, extents) => self.engine.release_kept(volume, extents),
+                // Its failure is final.
+                Ask::Abandon => self.abandoned = self.has_failed(),
                 Ask::Metadata(answer) => drop(answer.send(self.engine.metadata_extents())),
             }
         }

@@ -1,0 +1,203 @@
+//! Deleting a pool: it is closed, forgotten, and erased from its devices, in this order. After a
+//! crash in between it is there whole, or forgotten.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockd_api::v1;
+use blockd_engine::pool::PoolHandle;
+use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::DeviceKind;
+use blockd_media::error::{Error, shown};
+use blockd_media::pool::ring_file::ring_path;
+use blockd_media::pool::{Erasing, is_there, ring_dir, storage};
+
+use super::closing::How;
+use super::messages::count;
+use super::opening::Remembered;
+use super::volumes::checked_name;
+use super::{Control, EventKind, Known, blocking, hex, pool_error};
+use crate::config::PoolConfig;
+
+/// A pool that is not open any more and is about to be erased.
+struct Doomed {
+    config: PoolConfig,
+    /// Where it lies; none of a pool in memory.
+    paths: Vec<PathBuf>,
+    /// Its identity, where that is known.
+    id: Option<[u8; 16]>,
+    /// Files that were made for it.
+    made: Vec<PathBuf>,
+    runtime_dir: PathBuf,
+}
+
+impl Control {
+    /// Deletes a pool, if there is one of that name.
+    pub(super) async fn delete_pool(
+        &self,
+        asked: v1::DeletePoolRequest,
+    ) -> Result<v1::DeletePoolResponse, Error> {
+        let v1::DeletePoolRequest { name, force } = asked;
+        checked_name(&name)?;
+        self.not_for_direct(&name)?;
+        let _name = self.0.making_pools.lock(&name).await;
+        let known = self.0.pools.read().get(&name).cloned();
+        let Some(known) = known else { return Ok(v1::DeletePoolResponse::default()) };
+        self.refuse_configured(&name)?;
+        let (volumes, snapshots) = volumes_of(&known);
+        if !force {
+            refuse_content(&known, volumes, snapshots)?;
+        }
+        let doomed = self.doomed(&known).await?;
+        self.close_locked(&name, How::Delete).await?;
+        let devices = self.erase(doomed).await?;
+        let text = format!("pool {} was deleted", shown(&name));
+        self.events().publish(EventKind::PoolDeleted, &name, "", text);
+        Ok(v1::DeletePoolResponse {
+            changed: true,
+            deleted_volumes: count(volumes),
+            deleted_snapshots: count(snapshots),
+            devices,
+        })
+    }
+
+    async fn doomed(&self, known: &Known) -> Result<Doomed, Error> {
+        let config = known.config.clone();
+        let (paths, id) = match &known.state {
+            Ok(handle) => (paths_of(handle), Some(handle.id())),
+            Err(_) => {
+                let devices = config.devices.iter().chain(&config.spares);
+                let paths = devices.map(|device| device.path.clone());
+                let paths = paths.filter(|path| path.is_absolute()).collect();
+                let (served, name) = (Arc::clone(&self.0.served), config.name.clone());
+                let id = blocking(move || served.id_of(&name)).await?;
+                (paths, id.as_deref().and_then(parse_id))
+            }
+        };
+        let remembered = self.0.remembered.clone();
+        let all: Vec<Remembered> = blocking(move || remembered.read()).await?;
+        let made = all.into_iter().filter(|one| one.name == config.name);
+        let made = made.filter_map(Remembered::made_file).collect();
+        let runtime_dir = self.0.options.runtime_dir.clone();
+        Ok(Doomed { config, paths, id, made, runtime_dir })
+    }
+
+    /// Forgets a pool that is closed, and erases it. While its devices can't be had nothing is
+    /// forgotten.
+    async fn erase(&self, doomed: Doomed) -> Result<Vec<v1::ErasedDevice>, Error> {
+        let (name, paths) = (doomed.config.name.clone(), doomed.paths.clone());
+        let (erasing, doomed) = blocking(move || Ok((doomed.lock()?, doomed))).await?;
+        self.forget_pool(&name).await?;
+        let Some(erasing) = erasing else {
+            return Ok(paths.iter().map(|path| erased(path, &[], &doomed.made)).collect());
+        };
+        let done = blocking(move || {
+            let gone = erasing.erase(&doomed.made).map_err(|error| {
+                let error = pool_error(&doomed.config.name, error);
+                let problem = format!("is forgotten, and was not erased: {error}");
+                Error::in_use(format!("pool {}", shown(&doomed.config.name)), problem)
+            })?;
+            doomed.remove_ring();
+            Ok(paths.iter().map(|path| erased(path, &gone, &doomed.made)).collect())
+        });
+        done.await
+    }
+
+    /// Forgets a pool durably, the list of pools last: it is what makes it known at the next start.
+    pub(super) async fn forget_pool(&self, name: &str) -> Result<(), Error> {
+        let attached = self.0.attachments.of_pool(name);
+        let places = attached.iter().map(|one| (name.to_owned(), one.record.volume.clone()));
+        self.0.attachments.remove(places.collect()).await?;
+        let (served, regions) = (Arc::clone(&self.0.served), Arc::clone(&self.0.regions));
+        let pool = name.to_owned();
+        blocking(move || {
+            served.forget(&pool)?;
+            regions.forget(&pool)
+        })
+        .await?;
+        self.note_closed(name, false).await?;
+        let pool = name.to_owned();
+        self.change_remembered(move |list| list.retain(|one| one.name != pool)).await?;
+        self.forget_extend(name).await;
+        self.0.pools.write().remove(name);
+        Ok(())
+    }
+
+    /// Takes up which pools the configuration names.
+    pub fn set_configured(&self, names: impl IntoIterator<Item = String>) {
+        *self.0.configured.write() = names.into_iter().collect();
+    }
+
+    /// Refuses to forget a pool that the configuration names: the next start would open it, or make
+    /// another one in its place.
+    pub(super) fn refuse_configured(&self, name: &str) -> Result<(), Error> {
+        if !self.0.configured.read().contains(name) {
+            return Ok(());
+        }
+        let problem = "is named by the configuration: remove its [[pool]] table and reload the \
+                       daemon first (systemctl reload blockd, or SIGHUP)";
+        Err(Error::in_use(format!("pool {}", shown(name)), problem))
+    }
+}
+
+impl Doomed {
+    /// Locks the devices that are there; `None` where nothing can be erased. Blocks.
+    fn lock(&self) -> Result<Option<Erasing>, Error> {
+        let present: Vec<_> = self.paths.iter().filter(|path| is_there(path)).cloned().collect();
+        let (Some(id), false) = (self.id, present.is_empty()) else { return Ok(None) };
+        let erasing = Erasing::open(&present, &id, self.config.claim_wait);
+        erasing.map(Some).map_err(|error| pool_error(&self.config.name, error))
+    }
+
+    /// Removes the delta ring of a pool that was not closed in order.
+    fn remove_ring(&self) {
+        let Some(id) = self.id else { return };
+        let ring = ring_path(&ring_dir(&self.runtime_dir), &id);
+        let _ = std::fs::remove_file(storage::file_of(&ring));
+        let _ = std::fs::remove_file(ring);
+    }
+}
+
+fn erased(path: &Path, gone: &[PathBuf], made: &[PathBuf]) -> v1::ErasedDevice {
+    let is_in = |list: &[PathBuf]| list.iter().any(|one| one == path);
+    let erased = is_in(gone);
+    v1::ErasedDevice { path: path.display().to_string(), removed: erased && is_in(made), erased }
+}
+
+/// The paths of a pool's devices that outlive it.
+pub(super) fn paths_of(handle: &PoolHandle) -> Vec<PathBuf> {
+    let devices = handle.devices().into_iter();
+    devices.filter(|one| one.kind != DeviceKind::Memory).map(|one| one.path).collect()
+}
+
+/// The number of volumes and snapshots of a pool that serves.
+fn volumes_of(known: &Known) -> (usize, usize) {
+    let (Ok(handle), None) = (&known.state, known.failure()) else { return (0, 0) };
+    let all = handle.mapper().summaries();
+    let snapshots = all.iter().filter(|one| one.kind == VolumeKind::Snapshot).count();
+    (all.len() - snapshots, snapshots)
+}
+
+/// Refuses a pool with volumes, and one of which that is not known.
+fn refuse_content(known: &Known, volumes: usize, snapshots: usize) -> Result<(), Error> {
+    let some = |number: usize, what: &str| match number {
+        1 => format!("1 {what}"),
+        _ => format!("{number} {what}s"),
+    };
+    let problem = match (known.failure(), volumes + snapshots) {
+        (None, 0) => return Ok(()),
+        (None, _) => format!(
+            "has {} and {}: delete them first, or use force",
+            some(volumes, "volume"),
+            some(snapshots, "snapshot")
+        ),
+        (Some(_), _) => "is not open, and may have volumes: open it first, or use force".to_owned(),
+    };
+    Err(Error::in_use(format!("pool {}", shown(&known.config.name)), problem))
+}
+
+/// An identity of 32 hexadecimal digits.
+fn parse_id(text: &str) -> Option<[u8; 16]> {
+    let id = u128::from_str_radix(text, 16).ok()?.to_be_bytes();
+    (hex(&id) == text).then_some(id)
+}

@@ -1,0 +1,237 @@
+//! Handing a pool on: it is closed in order and forgotten here, and taken up where its devices are
+//! then.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockd_api::v1;
+use blockd_inspect::newest_copy;
+use blockd_mapper::format::superblock::{COMPOSITE, Superblock};
+use blockd_mapper::units::DeviceIndex;
+use blockd_media::error::{Error, shown};
+use blockd_media::lock_owner;
+use blockd_media::pool::{Access, Offline, PmemOptions, is_there, kind_of};
+
+use super::closing::How;
+use super::deleting::paths_of;
+use super::volumes::checked_name;
+use super::{Control, EventKind, Known, blocking, hex, pool_error};
+use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
+
+/// A pool that was found on its devices.
+struct Found {
+    newest: Superblock,
+    devices: Vec<DeviceConfig>,
+}
+
+impl Control {
+    /// Closes a pool in order and forgets it, if there is one of that name.
+    pub(super) async fn export_pool(
+        &self,
+        asked: v1::ExportPoolRequest,
+    ) -> Result<v1::ExportPoolResponse, Error> {
+        let v1::ExportPoolRequest { name, force } = asked;
+        checked_name(&name)?;
+        self.not_for_direct(&name)?;
+        let _name = self.0.making_pools.lock(&name).await;
+        let known = self.0.pools.read().get(&name).cloned();
+        let Some(known) = known else { return Ok(v1::ExportPoolResponse::default()) };
+        self.refuse_configured(&name)?;
+        let paths = match (&known.state, known.failure()) {
+            (Ok(handle), None) => paths_of(handle),
+            _ if known.is_closed() => config_paths(&known.config),
+            _ => {
+                let problem = "is not open, and can't be left clean: open it first";
+                return Err(Error::in_use(format!("pool {}", shown(&name)), problem));
+            }
+        };
+        let closed = self.close_locked(&name, How::Call { force }).await?;
+        let (pool, places) = (name.clone(), paths.clone());
+        let found = blocking(move || found(&pool, &places)).await?;
+        if !found.newest.clean {
+            let problem = "was not closed in order: open it first";
+            return Err(Error::in_use(format!("pool {}", shown(&name)), problem));
+        }
+        let detached_volumes = match closed.volumes {
+            volumes if volumes.is_empty() => self.attached_of(&name),
+            volumes => volumes,
+        };
+        self.forget_pool(&name).await?;
+        let text = format!("pool {} was closed and forgotten, to be imported", shown(&name));
+        self.events().publish(EventKind::PoolExported, &name, "", text);
+        Ok(v1::ExportPoolResponse {
+            changed: true,
+            detached_volumes,
+            id: hex(&found.newest.pool_id),
+            paths: paths.iter().map(|path| path.display().to_string()).collect(),
+        })
+    }
+
+    /// Names of a pool's attached volumes.
+    fn attached_of(&self, pool: &str) -> Vec<String> {
+        self.0.attachments.of_pool(pool).iter().map(|one| one.record.volume.clone()).collect()
+    }
+
+    /// Opens a pool that lies on these devices, and remembers it.
+    pub(super) async fn import_pool(
+        &self,
+        asked: v1::ImportPoolRequest,
+    ) -> Result<v1::ImportPoolResponse, Error> {
+        let v1::ImportPoolRequest { name, paths } = asked;
+        checked_name(&name)?;
+        self.not_for_direct(&name)?;
+        let paths = checked_paths(&paths)?;
+        let _name = self.0.making_pools.lock(&name).await;
+        let known = self.0.pools.read().get(&name).cloned();
+        if let Some(known) = known {
+            same_devices(&known, &paths)?;
+            let pool = Some(self.describe_pool(&known).await?);
+            return Ok(v1::ImportPoolResponse { changed: false, pool });
+        }
+        let places = paths.iter().map(|path| path.display().to_string()).collect();
+        let _places = self.0.making_pools.lock_all(places).await;
+        self.refuse_known_devices(&paths)?;
+        let (pool, places) = (name.clone(), paths.clone());
+        let found = blocking(move || {
+            let found = found(&pool, &places)?;
+            refuse_owned(&places)?;
+            Ok(found)
+        })
+        .await?;
+        refuse_incomplete(&name, &found)?;
+        let config = PoolConfig {
+            name: name.clone(),
+            extent_size: found.newest.extent_size,
+            composite: found.newest.incompat & COMPOSITE != 0,
+            devices: found.devices,
+            spares: Vec::new(),
+            region: None,
+            volatile: false,
+            accept_loss: false,
+            extend_socket: None,
+            space: self.0.space_of_new_pools.read().clone(),
+            ..self.0.options.template.clone()
+        };
+        self.take_up(config).await?;
+        let pool = Some(self.describe_pool(&self.known(&name)?).await?);
+        Ok(v1::ImportPoolResponse { changed: true, pool })
+    }
+
+    /// Refuses devices that a pool of another name has.
+    fn refuse_known_devices(&self, paths: &[PathBuf]) -> Result<(), Error> {
+        for known in self.known_pools() {
+            let own = config_paths(&known.config);
+            if let Some(path) = paths.iter().find(|path| own.contains(path)) {
+                let problem = format!("belongs to pool {}", shown(&known.config.name));
+                return Err(Error::in_use(path.display().to_string(), problem));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn config_paths(config: &PoolConfig) -> Vec<PathBuf> {
+    let devices = config.devices.iter().chain(&config.spares).map(|device| device.path.clone());
+    devices.filter(|path| path.is_absolute()).collect()
+}
+
+fn checked_paths(paths: &[String]) -> Result<Vec<PathBuf>, Error> {
+    if paths.is_empty() {
+        return Err(Error::invalid("paths", "", "the paths of all files or disks of the pool"));
+    }
+    let mut checked: Vec<PathBuf> = Vec::new();
+    for text in paths {
+        let path = PathBuf::from(text);
+        if !path.is_absolute() || text.contains('\0') || checked.contains(&path) {
+            return Err(Error::invalid("paths", text, "an absolute path, named once"));
+        }
+        checked.push(path);
+    }
+    Ok(checked)
+}
+
+/// Refuses a pool of that name with other devices, and one that only an opening can serve.
+fn same_devices(known: &Known, paths: &[PathBuf]) -> Result<(), Error> {
+    let mut own = config_paths(&known.config);
+    let mut asked = paths.to_vec();
+    own.sort();
+    asked.sort();
+    let name = shown(&known.config.name);
+    let text = |paths: &[PathBuf]| {
+        paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    };
+    if own != asked {
+        let (field, existing, asked) = ("path".to_owned(), text(&own), text(&asked));
+        return Err(Error::Exists { what: "pool", name, field, existing, asked });
+    }
+    match known.failure() {
+        None => Ok(()),
+        Some(_) => {
+            let problem = "is known here and not open: open it with `blockd pool open`";
+            Err(Error::in_use(format!("pool {name}"), problem))
+        }
+    }
+}
+
+/// Looks at the devices of a pool, without a lock. Blocks.
+fn found(pool: &str, paths: &[PathBuf]) -> Result<Found, Error> {
+    if let Some(absent) = paths.iter().find(|path| !is_there(path)) {
+        return Err(Error::not_found("path", &absent.display().to_string()));
+    }
+    let opened = Offline::open(paths, Access::Look, Duration::ZERO);
+    let mut offline = opened.map_err(|error| pool_error(pool, error))?;
+    let present = offline.present().to_vec();
+    let (mut newest, mut devices): (Option<Superblock>, Vec<_>) = (None, Vec::new());
+    for (at, (path, one)) in paths.iter().zip(&present).enumerate() {
+        let device = DeviceIndex(u8::try_from(at).unwrap_or(u8::MAX));
+        let Some(copy) = newest_copy(&mut offline, device, one) else {
+            let problem = "holds no pool that can be read";
+            return Err(Error::in_use(path.display().to_string(), problem));
+        };
+        if newest.as_ref().is_some_and(|other| other.pool_id != copy.pool_id) {
+            let problem = format!("holds another pool, {}", hex(&copy.pool_id));
+            return Err(Error::in_use(path.display().to_string(), problem));
+        }
+        if newest.as_ref().is_none_or(|other| other.generation < copy.generation) {
+            newest = Some(copy);
+        }
+        devices.push(device_config(path)?);
+    }
+    let newest = newest.ok_or_else(|| Error::not_found("pool", pool))?;
+    Ok(Found { newest, devices })
+}
+
+fn device_config(path: &Path) -> Result<DeviceConfig, Error> {
+    let kind = kind_of(path).map_err(|error| Error::file("look at", path, error))?;
+    let kind = match kind {
+        blockd_media::DeviceKind::Pmem(_) => DeviceKind::Pmem(PmemOptions::default()),
+        _ => DeviceKind::Auto,
+    };
+    let size = SizeWish::Existing;
+    Ok(DeviceConfig { path: path.to_owned(), kind, size, preallocate: false, direct: true })
+}
+
+/// Refuses what a living process has, at once: an opening would wait for its end. Blocks.
+fn refuse_owned(paths: &[PathBuf]) -> Result<(), Error> {
+    for path in paths {
+        let owner = File::open(path).ok().and_then(|file| lock_owner(&file));
+        if let Some(process) = owner {
+            let problem =
+                format!("is in use by process {process}: close or export its pool there first");
+            return Err(Error::in_use(path.display().to_string(), problem));
+        }
+    }
+    Ok(())
+}
+
+fn refuse_incomplete(name: &str, found: &Found) -> Result<(), Error> {
+    let (all, given) = (found.newest.devices.as_slice().len(), found.devices.len());
+    if all == given {
+        return Ok(());
+    }
+    let problem = format!(
+        "has {all} devices, and {given} are named: name all of them (`blockd pool scan` finds them)"
+    );
+    Err(Error::in_use(format!("pool {}", shown(name)), problem))
+}
