@@ -4,6 +4,7 @@
 //! path itself. `service` is the edge to gRPC; the code behind it uses the crate's own types.
 
 mod attachments;
+mod authority;
 mod closing;
 mod data_path;
 mod devices;
