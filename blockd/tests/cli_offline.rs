@@ -173,6 +173,23 @@ fn a_configuration_is_checked_without_a_daemon() {
     std::fs::write(&path, "no_such_key = 1\n").unwrap();
     let (code, error) = failure(&["config", "check", "--config", path.to_str().unwrap()]);
     assert!(code == 3 && error.contains("no_such_key"), "{code} {error}");
+    // All mistakes at once, each in a line of its own.
+    let two = "stop_timeout = \"never\"\n[log]\nlevel = \"inof\"\nno_such_key = 1\n";
+    std::fs::write(&path, two).unwrap();
+    let arguments = ["config", "check", "--config", path.to_str().unwrap()];
+    let output = blockd(&arguments);
+    let errors: Vec<&str> = text(&output.stderr).lines().collect();
+    assert_eq!((output.status.code(), errors.len()), (Some(3), 3), "{errors:#?}");
+    for (line, part) in
+        [(":1: stop_timeout", "never"), (":3: log.level", "inof"), (":4", "no_such")]
+    {
+        let found = errors.iter().any(|error| error.contains(line) && error.contains(part));
+        assert!(found, "{line}: {errors:#?}");
+    }
+    let output = blockd(&[&["--json"], &arguments[..]].concat());
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&answer["valid"], &answer["error"]["code"]), (&false.into(), &3.into()));
+    assert_eq!(answer["errors"].as_array().unwrap().len(), 3);
     std::fs::write(&path, "").unwrap();
     let output = blockd(&["config", "check", "--config", path.to_str().unwrap()]);
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -287,17 +287,6 @@ fn devices(config: &Config, workers: &Workers, own_namespace: bool) -> Result<Ar
     Ok(Arc::new(Devices::new(Arc::new(LibublkDriver), Arc::new(workers.clone()), options)))
 }
 
-/// An error and what caused it, on one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
 /// Opens all pools at the same time. One that fails is no reason not to serve the others; when
 /// none is left, the first failure is the daemon's.
 async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {

@@ -87,6 +87,15 @@ impl Output {
         self.json(value)
     }
 
+    /// The same for a text that holds the one value.
+    ///
+    /// # Errors
+    /// When standard output cannot be written.
+    pub(crate) fn last_text(&self, text: &str) -> Result<(), Error> {
+        self.has_printed.set(true);
+        self.text(text)
+    }
+
     /// Whether the one value was written.
     #[must_use]
     pub(crate) fn has_printed(&self) -> bool {
