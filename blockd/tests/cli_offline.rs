@@ -48,7 +48,7 @@ fn the_document_is_what_help_says() {
 fn help_is_there_for_every_verb_and_names_the_exit_codes() {
     let output = blockd(&["--help"]);
     let help = text(&output.stdout);
-    assert!(output.status.success() && help.contains("Exit codes:\n   0  done"), "{help}");
+    assert!(output.status.success() && help.contains("Exit codes:\n    0  done"), "{help}");
     for verb in ["serve", "add", "import", "top"] {
         let output = blockd(&[verb, "--help"]);
         let help = text(&output.stdout);
@@ -83,6 +83,7 @@ fn a_command_line_that_makes_no_sense_is_exit_code_2() {
         &["add", "data"],
         &["add", "--size"],
         &["list", "--timeout", "soon"],
+        &["list", "--timeout", "5"],
         &["pool", "map", "--width", "0"],
         &["pool", "create", "p"],
     ] {
@@ -106,7 +107,7 @@ fn values_are_checked_before_the_daemon_is_asked() {
             &["pool", "create", "p", "--memory", "--size", "1G", "--extent-size", "2M"],
             "extent-size is 2M: must be a power of two from 64K to 1M",
         ),
-        (&["import", "-", "data"], "size is \"\": must be given for standard input"),
+        (&["import", "-", "data"], "size is missing: must be given as --size for standard input"),
         (&["import", "/proc", "data"], "FILE is /proc: must be a file"),
     ] {
         let (code, error) = failure(&[&nowhere, arguments].concat());

@@ -168,7 +168,7 @@ pub(crate) fn exit_codes() -> String {
     codes.insert(2, "the command line cannot be understood");
     let mut text = "Exit codes:\n".to_owned();
     for (code, meaning) in codes {
-        text.push_str(&format!("  {code:>2}  {meaning}\n"));
+        text.push_str(&format!("  {code:>3}  {meaning}\n"));
     }
     text
 }

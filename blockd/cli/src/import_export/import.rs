@@ -174,7 +174,7 @@ impl Import {
                 return Err(Error::invalid("format", given, "raw for standard input"));
             }
             if self.size.is_none() {
-                return Err(Error::invalid("size", "", "given for standard input"));
+                return Err(Error::missing("size", "given as --size for standard input"));
             }
             let source = Source::Stream(Box::new(std::io::stdin()));
             let format = ImageFormat::Raw;
