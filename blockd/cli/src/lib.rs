@@ -39,6 +39,7 @@ mod space;
 mod top;
 mod transfer;
 mod tune;
+mod usage;
 mod version;
 mod volumes;
 
