@@ -120,7 +120,7 @@ pub enum MapperError {
     /// A structure on the media is damaged.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A device that is to become part of a pool has a size that none can have. Nothing was changed.
+    /// A new device of a pool has a size that none can have. Nothing was changed.
     #[error("device {name:?} has {size} bytes: must be {allowed}")]
     DeviceSize {
         /// The caller's name for it.

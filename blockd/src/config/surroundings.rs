@@ -1,5 +1,5 @@
 //! The files and devices that a configuration names, as they are now, and settings that are
-//! dangerous. Only looked at: nothing is made or opened for writing.
+//! dangerous. Nothing is made, and nothing is opened for writing.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -19,7 +19,7 @@ use super::{Config, ListenAddress, TlsConfig, TlsUse};
 pub(super) struct Findings {
     /// The daemon, or a pool, would not start.
     pub(super) errors: Vec<Error>,
-    /// It starts, and may not do what is wanted.
+    /// Settings and places with which the daemon starts, and which an operator should look at.
     pub(super) warnings: Vec<String>,
 }
 
