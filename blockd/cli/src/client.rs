@@ -46,6 +46,7 @@ calls! {
     create_pool: CreatePoolRequest -> CreatePoolResponse;
     open_pool: OpenPoolRequest -> OpenPoolResponse;
     create_volume: CreateVolumeRequest -> CreateVolumeResponse;
+    add_volume: AddVolumeRequest -> AddVolumeResponse;
     delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse;
     get_volume: GetVolumeRequest -> GetVolumeResponse;
     list_volumes: ListVolumesRequest -> ListVolumesResponse;

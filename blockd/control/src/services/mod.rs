@@ -3,6 +3,7 @@
 //! The control service sends commands to pool threads and workers, and does nothing of the data
 //! path itself. `service` is the edge to gRPC; the code behind it uses the crate's own types.
 
+mod adding;
 mod attachments;
 mod authority;
 mod closing;
@@ -40,6 +41,8 @@ mod stats;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_adding;
 #[cfg(test)]
 mod tests_of_direct;
 #[cfg(test)]
