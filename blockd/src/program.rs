@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-use blockd_cli::{HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
+use blockd_cli::{ConfigReport, HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
 use blockd_control::hook::Ran;
 use blockd_control::services::{self, HostConfig, Leave, NodeName};
 use blockd_engine::pool;
@@ -27,7 +27,7 @@ impl Program for Blockd {
         daemon::serve(config, listen)
     }
 
-    fn check_config(&self, config: Option<&Path>, json: bool) -> Result<String, Error> {
+    fn check_config(&self, config: Option<&Path>, json: bool) -> Result<ConfigReport, Error> {
         config::check(config, json)
     }
 

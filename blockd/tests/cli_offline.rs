@@ -48,7 +48,7 @@ fn the_document_is_what_help_says() {
 fn help_is_there_for_every_verb_and_names_the_exit_codes() {
     let output = blockd(&["--help"]);
     let help = text(&output.stdout);
-    assert!(output.status.success() && help.contains("Exit codes:\n   0  done"), "{help}");
+    assert!(output.status.success() && help.contains("Exit codes:\n    0  done"), "{help}");
     for verb in ["serve", "add", "import", "top"] {
         let output = blockd(&[verb, "--help"]);
         let help = text(&output.stdout);
@@ -83,6 +83,7 @@ fn a_command_line_that_makes_no_sense_is_exit_code_2() {
         &["add", "data"],
         &["add", "--size"],
         &["list", "--timeout", "soon"],
+        &["list", "--timeout", "5"],
         &["pool", "map", "--width", "0"],
         &["pool", "create", "p"],
     ] {
@@ -106,7 +107,7 @@ fn values_are_checked_before_the_daemon_is_asked() {
             &["pool", "create", "p", "--memory", "--size", "1G", "--extent-size", "2M"],
             "extent-size is 2M: must be a power of two from 64K to 1M",
         ),
-        (&["import", "-", "data"], "size is \"\": must be given for standard input"),
+        (&["import", "-", "data"], "size is missing: must be given as --size for standard input"),
         (&["import", "/proc", "data"], "FILE is /proc: must be a file"),
     ] {
         let (code, error) = failure(&[&nowhere, arguments].concat());
@@ -173,6 +174,23 @@ fn a_configuration_is_checked_without_a_daemon() {
     std::fs::write(&path, "no_such_key = 1\n").unwrap();
     let (code, error) = failure(&["config", "check", "--config", path.to_str().unwrap()]);
     assert!(code == 3 && error.contains("no_such_key"), "{code} {error}");
+    // All mistakes at once, each in a line of its own.
+    let two = "stop_timeout = \"never\"\n[log]\nlevel = \"inof\"\nno_such_key = 1\n";
+    std::fs::write(&path, two).unwrap();
+    let arguments = ["config", "check", "--config", path.to_str().unwrap()];
+    let output = blockd(&arguments);
+    let errors: Vec<&str> = text(&output.stderr).lines().collect();
+    assert_eq!((output.status.code(), errors.len()), (Some(3), 3), "{errors:#?}");
+    for (line, part) in
+        [(":1: stop_timeout", "never"), (":3: log.level", "inof"), (":4", "no_such")]
+    {
+        let found = errors.iter().any(|error| error.contains(line) && error.contains(part));
+        assert!(found, "{line}: {errors:#?}");
+    }
+    let output = blockd(&[&["--json"], &arguments[..]].concat());
+    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&answer["valid"], &answer["error"]["code"]), (&false.into(), &3.into()));
+    assert_eq!(answer["errors"].as_array().unwrap().len(), 3);
     std::fs::write(&path, "").unwrap();
     let output = blockd(&["config", "check", "--config", path.to_str().unwrap()]);
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -91,6 +91,7 @@ impl Rig {
             name: name.to_owned(),
             pool: "small".to_owned(),
             force: true,
+            ..Default::default()
         };
         self.runtime.block_on(self.control.delete_volume(request)).unwrap();
     }

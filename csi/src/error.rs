@@ -245,6 +245,7 @@ const fn code_of(kind: ErrorKind) -> Code {
         ErrorKind::InUse => Code::FailedPrecondition,
         ErrorKind::Unreachable => Code::Unavailable,
         ErrorKind::Io | ErrorKind::Corrupt => Code::DataLoss,
+        ErrorKind::Interrupted => Code::Cancelled,
         ErrorKind::Denied => Code::PermissionDenied,
     }
 }

@@ -170,8 +170,12 @@ pub async fn finish(
 
 /// Removes the results of a failed call. If that fails too, the repeat finds it.
 pub async fn remove(plugin: &Plugin, pool: &str, name: &str) {
-    let asked =
-        v1::DeleteVolumeRequest { name: name.to_owned(), pool: pool.to_owned(), force: false };
+    let asked = v1::DeleteVolumeRequest {
+        name: name.to_owned(),
+        pool: pool.to_owned(),
+        force: false,
+        ..Default::default()
+    };
     if let Err(error) = plugin.daemon.delete_volume(asked).await {
         tracing::warn!(pool, name, %error, "results of a failed call are still there");
     }

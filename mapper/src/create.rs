@@ -229,11 +229,14 @@ pub(crate) fn device_record(
     let extents = device.size / geometry.extent_size();
     let refuse = |problem: String| MapperError::Device { name: device.name.clone(), problem };
     if !(3..=1 << DEVICE_SHIFT).contains(&extents) {
-        return Err(refuse(format!(
-            "{} bytes: must be from 3 to 2^{DEVICE_SHIFT} extents of {} bytes",
-            device.size,
-            geometry.extent_size()
-        )));
+        return Err(MapperError::DeviceSize {
+            name: device.name.clone(),
+            size: device.size,
+            allowed: format!(
+                "from 3 to 2^{DEVICE_SHIFT} extents of {} bytes",
+                geometry.extent_size()
+            ),
+        });
     }
     if !device.block_size.is_power_of_two() || !(512..=4096).contains(&device.block_size) {
         return Err(refuse(format!(
@@ -280,12 +283,14 @@ fn first_superblock(
     // Both superblock areas, the log, the reserve, and one extent that a volume can have.
     let needed = 2 + u64::from(wal) + u64::from(reserve) + 1;
     if records[0].extents < needed {
-        let problem = format!(
-            "{} bytes: the pool's first device needs at least {} for log, reserve and superblocks",
-            records[0].size,
-            needed * geometry.extent_size()
-        );
-        return Err(MapperError::Device { name: options.devices[0].name.clone(), problem });
+        return Err(MapperError::DeviceSize {
+            name: options.devices[0].name.clone(),
+            size: records[0].size,
+            allowed: format!(
+                "at least {} bytes: the pool's first device has log, reserve and superblocks",
+                needed * geometry.extent_size()
+            ),
+        });
     }
     Ok(Superblock {
         pool_id: options.pool_id,

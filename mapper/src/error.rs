@@ -120,6 +120,16 @@ pub enum MapperError {
     /// A structure on the media is damaged.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// A new device of a pool has a size that none can have. Nothing was changed.
+    #[error("device {name:?} has {size} bytes: must be {allowed}")]
+    DeviceSize {
+        /// The caller's name for it.
+        name: String,
+        /// Its bytes.
+        size: u64,
+        /// The accepted sizes.
+        allowed: String,
+    },
     /// A device of the pool isn't the one the pool knows, or isn't there.
     #[error("device {name:?}: {problem}")]
     Device {

@@ -1,15 +1,13 @@
 //! `blockd add`: the common case in one command, a volume that clients can use.
 
-use blockd_api::v1::{
-    CreateVolumeRequest, GetPoolRequest, PmemUsage, PoolKind, SizeSemantics, Volume,
-};
+use blockd_api::v1::{AddVolumeRequest, CreateVolumeRequest, PmemUsage, SizeSemantics, Volume};
 use blockd_media::error::Error;
 use blockd_media::units;
 use serde::Serialize;
 
 use super::answers::{self, is_namespace};
 use super::attach::FrontEndArguments;
-use super::set::SettingArguments;
+use super::set::{self, SettingArguments};
 use super::{Context, amount, size_argument};
 
 /// Make a volume and attach it
@@ -17,8 +15,9 @@ use super::{Context, amount, size_argument};
 /// The volume takes space from its pool as it is written. What is printed is where it is served: a
 /// block device like /dev/ublkb0, also called /dev/blockd/POOL/NAME, or where the kernel has no
 /// ublk driver an NBD URI, for qemu, nbdcopy, nbd-client and the like. A volume that is there
-/// already, with this size, is left as it is. A volume of a pool of namespaces takes its space at
-/// once, and its device is the kernel's own.
+/// already, with this size, is kept, and gets the settings that are named. A volume of a pool of
+/// namespaces takes its space at once, and its device is the kernel's own. If a part of it fails,
+/// nothing is changed.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  blockd add --size 10G data\n  blockd add --size 1T --pool fast db"
@@ -77,20 +76,21 @@ pub(crate) enum Usage {
 struct Added {
     changed: bool,
     created: bool,
+    configured: bool,
     attached: bool,
     /// The block device's path, or the URI.
     #[serde(rename = "where")]
     place: String,
     uri: String,
     volume: Volume,
+    warnings: Vec<String>,
 }
 
 impl Add {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let size_bytes = size_argument("size", &self.size)?;
         let block_size = block_size_argument(self.block_size.as_deref())?;
-        let mut client = context.client().await?;
-        let request = CreateVolumeRequest {
+        let create = CreateVolumeRequest {
             name: self.name.clone(),
             pool: self.pool.clone(),
             block_size,
@@ -113,48 +113,27 @@ impl Add {
             erase_after: self.no_erase.then_some(false),
             ..Default::default()
         };
-        let settings = self.settings.request(&self.name, &self.pool)?;
-        let given =
-            self.front_end.first().or_else(|| settings.as_ref().map(|_| "a limit or setting"));
-        if let Some(given) = given {
-            // Said before there is a volume that is not what was asked for.
-            let pool = client.get_pool(GetPoolRequest { name: self.pool.clone() }).await?;
-            let pool = answers::pool(pool.pool)?;
-            if pool.kind() == PoolKind::PmemDirect {
-                let allowed = "nothing of the kind: its volumes are the kernel's own devices";
-                return Err(Error::invalid(format!("pool {}", pool.name), given, allowed));
-            }
-        }
-        let answer = client.create_volume(request).await?;
-        let (created, made) = (answer.changed, answers::volume(answer.volume)?);
-        if is_namespace(&made) {
-            return print(added(created, false, made), context);
-        }
-        let configured = match settings {
-            Some(request) => client.configure_volume(request).await?.changed,
-            None => false,
+        let request = AddVolumeRequest {
+            create: Some(create),
+            configure: self.settings.request(&self.name, &self.pool)?,
+            attach: Some(self.front_end.request(self.name, self.pool, false)),
         };
-        let request = self.front_end.request(self.name, self.pool, false);
-        let answer = client.attach_volume(request).await?;
+        let answer = context.client().await?.add_volume(request).await?;
         let volume = answers::volume(answer.volume)?;
-        let changed = created || configured || answer.changed;
-        print(Added { changed, ..added(created, answer.changed, volume) }, context)
+        let warnings = set::warnings(&volume);
+        set::warn(&warnings);
+        let added = Added {
+            warnings,
+            changed: answer.changed,
+            created: answer.created,
+            configured: answer.configured,
+            attached: answer.attached,
+            place: answers::place(&volume).to_owned(),
+            uri: volume.nbd_uri.clone(),
+            volume,
+        };
+        context.output.either(&added, || human(&added, context))
     }
-}
-
-fn added(created: bool, attached: bool, volume: Volume) -> Added {
-    Added {
-        changed: created || attached,
-        created,
-        attached,
-        place: answers::place(&volume).to_owned(),
-        uri: volume.nbd_uri.clone(),
-        volume,
-    }
-}
-
-fn print(added: Added, context: &Context) -> Result<(), Error> {
-    context.output.either(&added, || human(&added, context))
 }
 
 fn human(added: &Added, context: &Context) -> String {

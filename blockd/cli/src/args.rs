@@ -122,7 +122,12 @@ pub(crate) struct Serve {
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Example:\n  blockd config check --config /etc/blockd/blockd.toml")]
 pub(crate) enum Config {
-    /// Read a configuration and name what is wrong in it
+    /// Read a configuration and name all that is wrong in it
+    ///
+    /// Each mistake is an error in a line of its own, with its line in the file, and the exit code
+    /// is 3: of values and keys, sockets or devices that are named twice, certificates that are not
+    /// usable, and paths at which there is something else. Settings that work and are dangerous,
+    /// and folders that are missing or not writable at present, are warnings. Nothing is changed.
     #[command(after_help = "Example:\n  blockd config check --config /etc/blockd/blockd.toml")]
     Check(ConfigFile),
     /// Print a configuration as the daemon understands it, with every default
@@ -163,7 +168,7 @@ pub(crate) fn exit_codes() -> String {
     codes.insert(2, "the command line cannot be understood");
     let mut text = "Exit codes:\n".to_owned();
     for (code, meaning) in codes {
-        text.push_str(&format!("  {code:>2}  {meaning}\n"));
+        text.push_str(&format!("  {code:>3}  {meaning}\n"));
     }
     text
 }

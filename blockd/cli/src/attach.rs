@@ -53,17 +53,6 @@ pub(crate) struct FrontEndArguments {
 }
 
 impl FrontEndArguments {
-    /// The first that was given, as it is typed.
-    pub(super) fn first(&self) -> Option<&'static str> {
-        let given = [
-            ("--ublk", self.ublk),
-            ("--nbd", self.nbd),
-            ("--queues", self.queues.is_some()),
-            ("--depth", self.depth.is_some()),
-        ];
-        given.into_iter().find_map(|(name, is_given)| is_given.then_some(name))
-    }
-
     /// The request for the attachment.
     pub(super) fn request(
         &self,

@@ -50,6 +50,7 @@ calls! {
     export_pool: ExportPoolRequest -> ExportPoolResponse;
     import_pool: ImportPoolRequest -> ImportPoolResponse;
     create_volume: CreateVolumeRequest -> CreateVolumeResponse;
+    add_volume: AddVolumeRequest -> AddVolumeResponse;
     delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse;
     get_volume: GetVolumeRequest -> GetVolumeResponse;
     list_volumes: ListVolumesRequest -> ListVolumesResponse;

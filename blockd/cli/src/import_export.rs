@@ -109,13 +109,6 @@ fn pool_id(pool: &v1::Pool) -> Result<[u8; 16], Error> {
     number.map(u128::to_be_bytes)
 }
 
-/// The error with a word on what it leaves behind.
-fn with_note(error: &Error, note: &str) -> Error {
-    let mut detail = error.detail();
-    detail.message = format!("{}; {note}", detail.message);
-    Error::Remote(detail)
-}
-
 /// The error of a name that is taken.
 fn taken(name: &str, problem: &str) -> Error {
     let message = format!("{name} {problem}");

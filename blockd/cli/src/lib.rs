@@ -42,6 +42,7 @@ mod space;
 mod top;
 mod transfer;
 mod tune;
+mod usage;
 mod version;
 mod volumes;
 
@@ -55,7 +56,7 @@ use client::Client;
 use output::Output;
 use serde::Serialize;
 
-pub use program::{HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
+pub use program::{ConfigReport, HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
 
 /// The context of a verb.
 #[derive(Debug)]
@@ -115,11 +116,20 @@ fn run(context: &Context, verb: Verb) -> Result<(), Error> {
 
 fn configuration(context: &Context, config: &args::Config) -> Result<(), Error> {
     let (program, json) = (context.program, context.output.is_json());
-    let text = match config {
-        args::Config::Check(file) => program.check_config(file.config.as_deref(), json)?,
-        args::Config::Show(file) => program.show_config(file.config.as_deref(), json)?,
-    };
-    context.output.text(&text)
+    match config {
+        args::Config::Check(file) => {
+            let report = program.check_config(file.config.as_deref(), json)?;
+            report.warnings.iter().for_each(|warning| eprintln!("blockd: warning: {warning}"));
+            context.output.last_text(&report.text)?;
+            let mut errors = report.errors;
+            let Some(last) = errors.pop() else { return Ok(()) };
+            errors.iter().for_each(|error| eprintln!("blockd: error: {error}"));
+            Err(last)
+        }
+        args::Config::Show(file) => {
+            context.output.text(&program.show_config(file.config.as_deref(), json)?)
+        }
+    }
 }
 
 /// Runs a verb that speaks to the daemon.

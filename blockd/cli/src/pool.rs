@@ -12,9 +12,10 @@ use blockd_media::error::Error;
 use serde::Serialize;
 
 use super::grow::Grow;
-use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
+use super::output::{human_seconds, percent};
+use super::usage::Usage;
 use super::{Context, amount, answers, node, pool_tools};
 
 pub(crate) use close::Close;
@@ -184,12 +185,8 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         ("id", pool.id.clone()),
         ("size", size(pool.size_bytes)),
         ("extent size", output.size(u64::from(pool.extent_size))),
-        ("mapped", of_pool(pool.mapped_bytes)),
-        ("reserved", of_pool(pool.reserved_bytes)),
-        ("pending", of_pool(pool.pending_bytes)),
-        ("metadata", of_pool(pool.metadata_bytes)),
-        ("free", of_pool(pool.free_bytes)),
     ]);
+    rows.extend(Usage::of(pool).rows(output));
     if let Some(level) = pool.durability().word() {
         let cache = if pool.write_cache { "with a write cache" } else { "every answered write" };
         rows.push(("durability", format!("{level}, {cache}")));
@@ -276,8 +273,8 @@ fn space_rows(pool: &v1::Pool, context: &Context) -> Vec<(&'static str, String)>
     let marks = (size(pool.low_bytes), size(pool.very_low_bytes));
     rows.push(("low below", format!("{}, very low below {}", marks.0, marks.1)));
     if let Ok(seconds) = u64::try_from(pool.seconds_to_full) {
-        let rate = size(pool.write_rate_bytes);
-        rows.push(("filled with", format!("{rate}/s, full in {seconds} s at that rate")));
+        let (rate, time) = (size(pool.write_rate_bytes), human_seconds(seconds));
+        rows.push(("filled with", format!("{rate}/s, full in {time} at that rate")));
     }
     if pool.set_aside_bytes > 0 {
         rows.push(("set aside", size(pool.set_aside_bytes)));

@@ -15,8 +15,8 @@ pub trait Program: Debug {
     /// Runs the daemon to its end: `blockd serve`.
     fn serve(&self, config: Option<&Path>, listen: &[String]) -> Result<(), Error>;
 
-    /// The output of `blockd config check`.
-    fn check_config(&self, config: Option<&Path>, json: bool) -> Result<String, Error>;
+    /// Checks a configuration: `blockd config check`. An error if it can't be read.
+    fn check_config(&self, config: Option<&Path>, json: bool) -> Result<ConfigReport, Error>;
 
     /// The output of `blockd config show`.
     fn show_config(&self, config: Option<&Path>, json: bool) -> Result<String, Error>;
@@ -33,6 +33,17 @@ pub trait Program: Debug {
         removal: &NodeRemoval<'_>,
         ran: &mut dyn FnMut(HookRun<'_>),
     ) -> Result<NodeRemoved, Error>;
+}
+
+/// The findings about a configuration.
+#[derive(Debug)]
+pub struct ConfigReport {
+    /// For standard output.
+    pub text: String,
+    /// All mistakes. The daemon does not start with them.
+    pub errors: Vec<Error>,
+    /// Settings that work and are dangerous, and what is missing on this host at present.
+    pub warnings: Vec<String>,
 }
 
 /// A node that is to be removed.
@@ -110,7 +121,7 @@ pub(crate) mod testing {
             absent()
         }
 
-        fn check_config(&self, _: Option<&Path>, _: bool) -> Result<String, Error> {
+        fn check_config(&self, _: Option<&Path>, _: bool) -> Result<ConfigReport, Error> {
             absent()
         }
 

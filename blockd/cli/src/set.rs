@@ -2,9 +2,11 @@
 
 use blockd_api::v1::{ConfigureVolumeRequest, OnFull, Volume, VolumeSettings};
 use blockd_media::error::Error;
+use blockd_media::units;
 use serde::Serialize;
 
 use super::duration::duration;
+use super::output::Output;
 use super::{Context, amount, answers, size_argument};
 
 /// Set limits of a volume, and what it does when its pool is full
@@ -112,6 +114,33 @@ impl SettingArguments {
 struct Configured {
     changed: bool,
     volume: Volume,
+    warnings: Vec<String>,
+}
+
+/// Largest extent of a pool.
+const MAX_EXTENT_BYTES: u64 = 1 << 20;
+
+/// Settings of a volume that are allowed and dangerous, one text each.
+pub(super) fn warnings(volume: &Volume) -> Vec<String> {
+    let settings = volume.settings.unwrap_or_default();
+    let (quota, mapped) = (amount(settings.quota_bytes), amount(volume.mapped_bytes));
+    let problem = if quota == 0 {
+        return Vec::new();
+    } else if quota < mapped {
+        format!("it has {} already", units::human(mapped))
+    } else if quota < MAX_EXTENT_BYTES {
+        "that may be less than one extent of the pool".to_owned()
+    } else {
+        return Vec::new();
+    };
+    let (name, quota) = (&volume.name, units::human(quota));
+    let write = when_full(&settings);
+    vec![format!("volume {name}: the quota is {quota}, and {problem}: a first write {write}")]
+}
+
+/// Prints them to standard error, where they are in the way of no program.
+pub(super) fn warn(warnings: &[String]) {
+    warnings.iter().for_each(|warning| eprintln!("blockd: warning: {warning}"));
 }
 
 impl Set {
@@ -119,11 +148,13 @@ impl Set {
         let request = self.settings.request(&self.name, &self.pool)?.ok_or_else(|| {
             let allowed =
                 "one of --thick, --thin, --reserve, --quota, --on-full, --iops, --bandwidth";
-            Error::invalid("options", "", allowed)
+            Error::missing("option", allowed)
         })?;
         let answer = context.client().await?.configure_volume(request).await?;
         let volume = answers::volume(answer.volume)?;
-        let configured = Configured { changed: answer.changed, volume };
+        let warnings = warnings(&volume);
+        warn(&warnings);
+        let configured = Configured { changed: answer.changed, volume, warnings };
         context.output.either(&configured, || {
             let words = in_words(configured.volume.settings.unwrap_or_default(), context);
             let was = if configured.changed { "" } else { "unchanged: " };
@@ -132,17 +163,48 @@ impl Set {
     }
 }
 
+/// The settings as rows of `show`: each of them, also those that limit nothing.
+pub(super) fn rows(settings: &VolumeSettings, output: &Output) -> Vec<(&'static str, String)> {
+    let limit = |value: i64| match amount(value) {
+        0 => "none".to_owned(),
+        bytes => output.size(bytes),
+    };
+    let iops = match settings.iops {
+        0 => "no limit of requests".to_owned(),
+        iops => format!("{iops} requests/s"),
+    };
+    let bandwidth = match amount(settings.bandwidth_bytes) {
+        0 => "no limit of bytes".to_owned(),
+        bytes => format!("{}/s", output.size(bytes)),
+    };
+    let reserve = match settings.thick {
+        true => "all of it (thick)".to_owned(),
+        false => limit(settings.reservation_bytes),
+    };
+    vec![
+        ("when full", format!("a write {}", when_full(settings))),
+        ("reserve", reserve),
+        ("quota", limit(settings.quota_bytes)),
+        ("limits", format!("{iops}, {bandwidth}")),
+    ]
+}
+
+/// The behaviour of a write that finds no space.
+fn when_full(settings: &VolumeSettings) -> String {
+    match (settings.on_full(), settings.on_full_timeout_ms) {
+        (OnFull::Timeout, ms) if ms % 1000 == 0 => format!("fails after {} s", ms / 1000),
+        (OnFull::Timeout, ms) => format!("fails after {ms} ms"),
+        (OnFull::Error, _) => "fails".to_owned(),
+        (OnFull::Block | OnFull::Unspecified, _) => "waits".to_owned(),
+    }
+}
+
 /// The settings in one line.
 fn in_words(settings: VolumeSettings, context: &Context) -> String {
     let bytes = |value| (amount(value), context.output.size(amount(value)));
     let (reserve, quota) = (bytes(settings.reservation_bytes), bytes(settings.quota_bytes));
     let bandwidth = bytes(settings.bandwidth_bytes);
-    let mut words = vec![match (settings.on_full(), settings.on_full_timeout_ms) {
-        (OnFull::Timeout, ms) if ms % 1000 == 0 => format!("fails after {} s when full", ms / 1000),
-        (OnFull::Timeout, ms) => format!("fails after {ms} ms when full"),
-        (OnFull::Error, _) => "fails when full".to_owned(),
-        (OnFull::Block | OnFull::Unspecified, _) => "waits when full".to_owned(),
-    }];
+    let mut words = vec![format!("{} when full", when_full(&settings))];
     words.extend(settings.thick.then(|| "thick".to_owned()));
     let amounts = [
         ("reserve", reserve),
@@ -157,6 +219,7 @@ fn in_words(settings: VolumeSettings, context: &Context) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::output::terminal::Terminal;
     use super::*;
 
     #[test]
@@ -166,6 +229,42 @@ mod tests {
         for bad in ["", "timeout", "timeout=", "timeout=0s", "timeout=2000h", "Error", "wait"] {
             assert!(on_full(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_quota_below_what_a_volume_has_is_warned_of() {
+        let of = |quota_bytes, mapped_bytes| {
+            let settings = Some(VolumeSettings { quota_bytes, ..VolumeSettings::default() });
+            let name = "data".to_owned();
+            warnings(&Volume { name, settings, mapped_bytes, ..Volume::default() })
+        };
+        let text = "volume data: the quota is 2 MiB, and it has 3 MiB already: a first write waits";
+        assert_eq!(of(2 << 20, 3 << 20), [text]);
+        assert!(of(1, 0)[0].contains("less than one extent"));
+        assert!(of(3 << 20, 3 << 20).is_empty() && of(0, 3 << 20).is_empty());
+    }
+
+    #[test]
+    fn each_setting_has_a_row() {
+        let output = Output::with(false, false, Terminal::none());
+        let text = |settings: VolumeSettings| {
+            rows(&settings, &output).into_iter().map(|row| row.1).collect::<Vec<_>>()
+        };
+        let unset = ["a write waits", "none", "none", "no limit of requests, no limit of bytes"];
+        assert_eq!(text(VolumeSettings::default()), unset);
+        let all = VolumeSettings {
+            on_full: OnFull::Timeout.into(),
+            on_full_timeout_ms: 60_000,
+            thick: true,
+            reservation_bytes: 1 << 20,
+            quota_bytes: 2 << 30,
+            iops: 500,
+            bandwidth_bytes: 10 << 20,
+        };
+        let set =
+            ["a write fails after 60 s", "all of it (thick)", "2 GiB", "500 requests/s, 10 MiB/s"];
+        assert_eq!(text(all), set);
+        assert_eq!(text(VolumeSettings { thick: false, ..all })[1], "1 MiB");
     }
 
     #[test]

@@ -1,18 +1,21 @@
 //! `blockd space`.
 
-use blockd_api::v1::{self, SpaceRequest, VolumeSpace};
+use blockd_api::v1::{self, GetPoolRequest, SpaceRequest, VolumeSpace};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::output::table::{Cell, Side, Table};
-use super::{Context, amount};
+use super::output::table::{Cell, Side, Table, properties};
+use super::usage::Usage;
+use super::{Context, amount, answers};
 
 /// Show what volumes take, and what deleting them would give back
 ///
 /// EXCLUSIVE is space that no other volume refers to, SHARED space that others refer to as well;
-/// FREED is the space that deleting the volume would free. Several named volumes are also counted
-/// together: space that only they share is freed when all of them are deleted, and not by deleting
-/// one. Figures that were counted during writes are out of date at once, which a note says.
+/// RESERVED is granted to the volume and not used yet, SET ASIDE is kept for its first writes and
+/// counts as free in the pool; FREED is the space that deleting the volume would free. Several
+/// named volumes are also counted together: space that only they share is freed when all of them
+/// are deleted, and not by deleting one. Without a name, the lines below the table have the whole
+/// pool. Figures that were counted during writes are out of date at once, which a note says.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd space\n  blockd space data@monday data@tuesday")]
 pub(crate) struct Space {
@@ -30,6 +33,15 @@ pub(crate) struct Counted {
     volumes: Vec<Row>,
     /// Null unless several were named.
     together: Option<v1::Space>,
+    /// Null when some were named.
+    pool: Option<PoolUsage>,
+}
+
+#[derive(Debug, Serialize)]
+struct PoolUsage {
+    name: String,
+    #[serde(flatten)]
+    usage: Usage,
 }
 
 #[derive(Debug, Serialize)]
@@ -43,16 +55,28 @@ struct Row {
 
 impl Space {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
-        let request = SpaceRequest { pool: self.pool, names: self.names };
-        let answer = context.client().await?.space(request).await?;
-        let counted = Counted::of(answer);
+        let mut client = context.client().await?;
+        let is_whole = self.names.is_empty();
+        let request = SpaceRequest { pool: self.pool.clone(), names: self.names };
+        let answer = client.space(request).await?;
+        let pool = if is_whole {
+            let request = GetPoolRequest { name: self.pool };
+            Some(answers::pool(client.get_pool(request).await?.pool)?)
+        } else {
+            None
+        };
+        let counted = Counted::of(answer, pool);
         context.output.either(&counted, || table(&counted, context))
     }
 }
 
 impl Counted {
-    pub(crate) fn of(answer: v1::SpaceResponse) -> Self {
-        Self { volumes: answer.volumes.into_iter().map(row).collect(), together: answer.together }
+    pub(crate) fn of(answer: v1::SpaceResponse, pool: Option<v1::Pool>) -> Self {
+        Self {
+            volumes: answer.volumes.into_iter().map(row).collect(),
+            together: answer.together,
+            pool: pool.map(|pool| PoolUsage { usage: Usage::of(&pool), name: pool.name }),
+        }
     }
 }
 
@@ -74,6 +98,7 @@ pub(crate) fn table(counted: &Counted, context: &Context) -> String {
         ("exclusive", Side::Right),
         ("shared", Side::Right),
         ("reserved", Side::Right),
+        ("set aside", Side::Right),
         ("freed", Side::Right),
     ]);
     let mut add = |name: &str, kind: &str, space: &v1::Space| {
@@ -86,6 +111,7 @@ pub(crate) fn table(counted: &Counted, context: &Context) -> String {
             size(space.exclusive_bytes),
             size(space.shared_bytes),
             size(space.reserved_bytes),
+            size(space.set_aside_free_bytes),
             size(space.gives_back_bytes),
         ]);
     };
@@ -96,6 +122,14 @@ pub(crate) fn table(counted: &Counted, context: &Context) -> String {
         add("together", "-", together);
     }
     let mut text = table.render(context.output.terminal());
+    if let Some(pool) = &counted.pool {
+        let mut rows = vec![(
+            "pool",
+            format!("{}, {}", pool.name, context.output.size(pool.usage.size_bytes)),
+        )];
+        rows.extend(pool.usage.rows(&context.output));
+        text.push_str(&format!("\n{}", properties(&rows, context.output.paint())));
+    }
     let spaces = counted.volumes.iter().map(|one| &one.space).chain(&counted.together);
     if spaces.into_iter().any(|space| !space.exact) {
         text.push_str("the pool was written meanwhile: these are figures of moments in between\n");

@@ -2,6 +2,7 @@
 
 use blockd_api::v1::{
     Connection, GetVolumeRequest, ListConnectionsRequest, ListVolumesRequest, Releasing, Volume,
+    VolumeKind,
 };
 use blockd_media::error::Error;
 use blockd_media::ublk::features;
@@ -10,7 +11,7 @@ use serde::Serialize;
 use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
-use super::{Context, amount, answers};
+use super::{Context, amount, answers, set};
 
 /// List volumes and snapshots
 ///
@@ -28,7 +29,9 @@ pub(crate) struct List {
 /// Show one volume: sizes, space, where it is served, who is connected
 ///
 /// `mapped` is the space of the extents that the volume refers to, `valid` what was written of it,
-/// `exclusive` what deleting the volume would give back. `blockd space` counts several together.
+/// `exclusive` what deleting the volume would give back; `reserved` is granted to it and not used
+/// yet, `set aside` kept for its first writes. `blockd space` counts several together. The rows
+/// from `when full` to `limits` are what `blockd set` has set.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd show data")]
 pub(crate) struct Show {
@@ -53,6 +56,10 @@ struct Listed {
 pub(crate) struct Shown {
     pub(crate) volume: Volume,
     pub(crate) connections: Vec<Connection>,
+    /// Names of the snapshots that were taken of it.
+    pub(crate) snapshots: Vec<String>,
+    /// Names of the volumes that were cloned from it.
+    pub(crate) clones: Vec<String>,
 }
 
 impl List {
@@ -86,7 +93,14 @@ impl Show {
         let request =
             ListConnectionsRequest { pool: volume.pool.clone(), volume: volume.name.clone() };
         let connections = client.list_connections(request).await?.connections;
-        let shown = Shown { volume, connections };
+        let request = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
+        let all = client.list_volumes(request).await?.volumes;
+        let of_kind = |kind| {
+            let mine = all.iter().filter(|one| one.origin_id == volume.id && one.kind() == kind);
+            mine.map(|one| one.name.clone()).collect()
+        };
+        let (snapshots, clones) = (of_kind(VolumeKind::Snapshot), of_kind(VolumeKind::Volume));
+        let shown = Shown { connections, snapshots, clones, volume };
         context.output.either(&shown, || details(&shown, context))
     }
 }
@@ -129,7 +143,7 @@ pub(crate) fn table(volumes: &[Volume], context: &Context) -> String {
 }
 
 pub(crate) fn details(shown: &Shown, context: &Context) -> String {
-    let Shown { volume, connections } = shown;
+    let Shown { volume, connections, .. } = shown;
     let output = &context.output;
     let size = |value: i64| output.size(amount(value));
     let share = percent(amount(volume.mapped_bytes), amount(volume.size_bytes));
@@ -143,6 +157,7 @@ pub(crate) fn details(shown: &Shown, context: &Context) -> String {
         ("exclusive", size(volume.exclusive_bytes)),
         ("shared", size(volume.shared_bytes)),
         ("reserved", size(volume.reserved_bytes)),
+        ("set aside", size(volume.set_aside_free_bytes)),
         ("state", answers::state(volume).to_owned()),
     ];
     if answers::is_namespace(volume) {
@@ -158,6 +173,14 @@ pub(crate) fn details(shown: &Shown, context: &Context) -> String {
     }
     if !volume.origin.is_empty() {
         rows.push(("made from", volume.origin.clone()));
+    }
+    for (name, copies) in [("snapshots", &shown.snapshots), ("clones", &shown.clones)] {
+        if !copies.is_empty() {
+            rows.push((name, copies.join(", ")));
+        }
+    }
+    if volume.kind() == VolumeKind::Volume {
+        rows.extend(set::rows(&volume.settings.unwrap_or_default(), output));
     }
     if volume.made_unix_ms != 0 {
         rows.push(("made", answers::date(volume.made_unix_ms)));

@@ -12,6 +12,8 @@ use blockd_api::Message as _;
 use blockd_api::v1;
 use tonic::{Code, Status};
 
+use crate::names::is_hidden;
+
 pub use kind::{ErrorKind, KINDS, KindRow};
 
 /// Why something that a user asked for was not done.
@@ -132,6 +134,12 @@ pub enum Error {
         /// The problem.
         problem: String,
     },
+    /// A signal ended it.
+    #[error("{what}: interrupted")]
+    Interrupted {
+        /// The operation.
+        what: &'static str,
+    },
     /// Not foreseen.
     #[error("{what}: {problem}")]
     Unexpected {
@@ -154,7 +162,7 @@ const MAX_SHOWN: usize = 160;
 pub fn shown(text: impl Display) -> String {
     let text = text.to_string();
     let mut short: String = text.chars().take(MAX_SHOWN).collect();
-    let hides = |c: char| c.is_control() || c.is_whitespace() || c == '"';
+    let hides = |c: char| is_hidden(c) || c.is_whitespace() || c == '"';
     if short.is_empty() || short.contains(hides) {
         short = format!("{short:?}");
     }
@@ -179,6 +187,11 @@ impl Error {
     ) -> Self {
         let (value, allowed) = (value.to_string(), allowed.to_string());
         Self::OutOfRange { field: field.into(), value, allowed }
+    }
+
+    /// A value that is not there, and has to be.
+    pub fn missing(field: impl Into<String>, allowed: impl Display) -> Self {
+        Self::invalid(field, "missing", allowed)
     }
 
     /// Nothing of that name.
@@ -229,6 +242,7 @@ impl Error {
                 _ => ErrorKind::Io,
             },
             Self::Corrupt { .. } => ErrorKind::Corrupt,
+            Self::Interrupted { .. } => ErrorKind::Interrupted,
             Self::Unexpected { .. } => ErrorKind::Unexpected,
             Self::Remote(detail) => {
                 ErrorKind::from_wire(detail.kind).unwrap_or(ErrorKind::Unexpected)
@@ -269,12 +283,21 @@ impl Error {
                 ("socket".to_owned(), address.clone(), "where a daemon listens".to_owned())
             }
             Self::Denied { who, allowed } => ("user".to_owned(), who.clone(), allowed.clone()),
+            Self::Interrupted { what } => ((*what).to_owned(), String::new(), String::new()),
             Self::Io { what, .. } | Self::Corrupt { what, .. } | Self::Unexpected { what, .. } => {
                 (what.clone(), String::new(), String::new())
             }
         };
         let kind = self.kind().row().wire.into();
         v1::ErrorDetail { kind, field, value, allowed, message: self.to_string() }
+    }
+
+    /// The same error with a word on what it leaves behind.
+    #[must_use]
+    pub fn with_note(&self, note: &str) -> Self {
+        let mut detail = self.detail();
+        detail.message = format!("{}; {note}", detail.message);
+        Self::Remote(detail)
     }
 
     /// As the answer to a call of the control API.
@@ -335,6 +358,7 @@ mod tests {
             Error::file("open", Path::new("/dev/x"), io::Error::other("broken")),
             Error::Corrupt { what: text("pool p"), problem: text("bad magic") },
             Error::Unexpected { what: text("start"), problem: text("no thread") },
+            Error::Interrupted { what: "transfer" },
         ]
     }
 
@@ -373,6 +397,7 @@ mod tests {
             ("denied", 8),
             ("io", 9),
             ("corrupt", 10),
+            ("interrupted", 130),
         ];
         assert_eq!(codes, documented);
     }
@@ -399,6 +424,8 @@ mod tests {
     fn errors_stay_on_one_line() {
         let error = Error::invalid("name", "a\nb\0", "1 to 128 bytes");
         assert_eq!(error.to_string(), r#"name is "a\nb\0": must be 1 to 128 bytes"#);
+        let error = Error::invalid("name", "a\u{202e}b", "1 to 128 bytes");
+        assert_eq!(error.to_string(), r#"name is "a\u{202e}b": must be 1 to 128 bytes"#);
         let error = Error::invalid("name", "x".repeat(1000), "short").to_string();
         assert!(error.len() < 250 && error.contains("(1000 bytes)"), "{error}");
         assert_eq!(Error::invalid("name", "", "there").to_string(), r#"name is "": must be there"#);

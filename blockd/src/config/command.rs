@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use blockd_cli::ConfigReport;
 use blockd_media::error::Error;
 use blockd_media::place::Places;
 
-use super::{Config, ListenAddress, parse};
+use super::{Config, ListenAddress, parse, surroundings};
 
 /// Reads a file; without one, that at the usual place; without that, nothing.
 fn read(path: Option<&Path>) -> Result<(Option<PathBuf>, String), Error> {
@@ -18,11 +19,57 @@ fn read(path: Option<&Path>) -> Result<(Option<PathBuf>, String), Error> {
     Ok((Some(path), text))
 }
 
-/// Checks a file and says what a daemon would do with it, in lines or as JSON. Touches nothing.
-pub fn check(path: Option<&Path>, json: bool) -> Result<String, Error> {
+/// Checks a file, with the files and devices that it names, and says what a daemon would do with
+/// it, in lines or as JSON. Touches nothing.
+pub fn check(path: Option<&Path>, json: bool) -> Result<ConfigReport, Error> {
     let (path, text) = read(path)?;
-    let config = Config::parse(&text, path.as_deref(), &Places::of_process())?;
+    let (config, mut errors) = parse::mistakes(&text, path.as_deref(), &Places::of_process());
+    let mut warnings = Vec::new();
+    if let Some(config) = &config {
+        let found = surroundings::look(config);
+        errors.extend(found.errors);
+        warnings = found.warnings;
+    }
     let source = path.as_ref().map(|path| path.display().to_string());
+    let text = match config.filter(|_| errors.is_empty()) {
+        Some(config) => summary(&config, source, &warnings, json)?,
+        None if json => invalid(source, &errors, &warnings),
+        None => String::new(),
+    };
+    Ok(ConfigReport { text, errors, warnings })
+}
+
+fn invalid(source: Option<String>, errors: &[Error], warnings: &[String]) -> String {
+    let errors: Vec<_> = errors
+        .iter()
+        .map(|error| {
+            let detail = error.detail();
+            serde_json::json!({
+                "code": error.exit_code(),
+                "kind": error.kind().row().name,
+                "field": detail.field,
+                "value": detail.value,
+                "allowed": detail.allowed,
+                "message": detail.message,
+            })
+        })
+        .collect();
+    let answer = serde_json::json!({
+        "valid": false,
+        "config": source,
+        "error": errors.first(),
+        "errors": errors,
+        "warnings": warnings,
+    });
+    format!("{answer:#}\n")
+}
+
+fn summary(
+    config: &Config,
+    source: Option<String>,
+    warnings: &[String],
+    json: bool,
+) -> Result<String, Error> {
     let listeners: Vec<String> = config
         .nbd
         .listeners
@@ -44,6 +91,8 @@ pub fn check(path: Option<&Path>, json: bool) -> Result<String, Error> {
             "default_pool": config.default_pool,
             "nbd": listeners,
             "metrics": config.metrics.map(|address| address.to_string()),
+            "errors": [],
+            "warnings": warnings,
         });
         return Ok(format!("{answer:#}\n"));
     }

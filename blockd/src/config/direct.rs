@@ -3,7 +3,7 @@
 use blockd_control::config::RegionShare;
 use blockd_control::direct::{DirectConfig, SizeRule};
 use blockd_media::error::Error;
-use blockd_media::names::check_name;
+use blockd_media::names::check_new_name;
 use blockd_pmem::platform::step::Rule;
 use blockd_pmem::platform::{PageMap, RegionKey};
 
@@ -20,7 +20,7 @@ impl Source<'_> {
     /// A pool of namespaces.
     pub(super) fn direct(&self, index: &str, pool: &Pool) -> Result<DirectConfig, Error> {
         let key = |name| ["pool", index, name];
-        if let Err(allowed) = check_name(&pool.name) {
+        if let Err(allowed) = check_new_name(&pool.name) {
             return Err(self.refuse(&key("name"), &pool.name, allowed));
         }
         let usual = Pool::default();

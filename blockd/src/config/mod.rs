@@ -16,6 +16,7 @@ mod direct;
 mod file;
 mod listen;
 mod parse;
+mod surroundings;
 
 pub use command::{check, show};
 pub use parse::note_others;
@@ -179,6 +180,17 @@ impl Config {
     pub fn parse(text: &str, path: Option<&Path>, places: &Places) -> Result<Self, Error> {
         parse::parse(text, path, places)
     }
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! From the file's text to checked values. Every error names file, line, key, value and what is
 //! allowed.
 
+mod mistakes;
+mod overlaps;
 mod pools;
 mod values;
 
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -22,6 +25,7 @@ use super::{
     WorkersConfig,
 };
 
+pub(super) use mistakes::mistakes;
 pub use pools::note_others;
 
 /// Connections of a listener. Each takes a descriptor, four with TLS.
@@ -29,14 +33,14 @@ const MAX_CONNECTIONS: i64 = 65_536;
 
 /// Reads and checks a file.
 pub(super) fn parse(text: &str, path: Option<&Path>, places: &Places) -> Result<Config, Error> {
-    let source = Source { text, path };
+    let source = Source::new(text, path);
     let file = source.read()?.completed(places);
     source.check(&file, places)
 }
 
 /// The file with everything filled in that was not given.
 pub(super) fn complete(text: &str, path: Option<&Path>, places: &Places) -> Result<File, Error> {
-    let source = Source { text, path };
+    let source = Source::new(text, path);
     let file = source.read()?.completed(places);
     source.check(&file, places)?;
     Ok(file)
@@ -46,14 +50,31 @@ pub(super) fn complete(text: &str, path: Option<&Path>, places: &Places) -> Resu
 pub(super) struct Source<'a> {
     text: &'a str,
     path: Option<&'a Path>,
+    /// The place of the last mistake.
+    fault: RefCell<Option<Fault>>,
+}
+
+/// The place of a mistake.
+enum Fault {
+    /// A byte of the text.
+    Offset(usize),
+    /// A key, which may be missing.
+    Key(Vec<String>),
 }
 
 /// A key of the file: tables, and positions in arrays of tables, down to its name.
 type Key<'a> = &'a [&'a str];
 
+impl<'a> Source<'a> {
+    fn new(text: &'a str, path: Option<&'a Path>) -> Self {
+        Self { text, path, fault: RefCell::default() }
+    }
+}
+
 impl Source<'_> {
     fn read(&self) -> Result<File, Error> {
-        toml::from_str(self.text).map_err(|error| {
+        toml::from_str(self.text).map_err(|error: toml::de::Error| {
+            self.fault.replace(error.span().map(|span| Fault::Offset(span.start)));
             let line = error.span().map(|span| self.line_of(span.start));
             let key = line.and_then(|line| self.key_in(line));
             let message = error.message().replace('\n', ", ");
@@ -100,6 +121,8 @@ impl Source<'_> {
         let line = self.line_of_key(key).or_else(|| self.line_of_key(key.split_last()?.1));
         let names = key.iter().filter(|step| step.parse::<usize>().is_err());
         let name = names.copied().collect::<Vec<_>>().join(".");
+        let key = key.iter().map(|step| (*step).to_owned()).collect();
+        self.fault.replace(Some(Fault::Key(key)));
         Error::invalid(format!("{}: {name}", self.place(line)), value, allowed)
     }
 
@@ -118,18 +141,12 @@ impl Source<'_> {
         self.regions_differ(file)?;
         self.pools_differ(&pools)?;
         note_others(&mut pools);
-        let mut names = pools.iter().map(|pool| &pool.name);
-        let is_direct = direct_pools.iter().any(|pool| pool.name == file.default_pool);
-        if !is_direct && !names.any(|name| *name == file.default_pool) {
-            let allowed = "the name of a pool in this file";
-            return Err(self.refuse(&["default_pool"], &file.default_pool, allowed));
-        }
         let template = match pools.first() {
             Some(first) => first.clone(),
             None => self.pool("0", &Pool::template())?,
         };
         let stop_timeout = self.duration(&["stop_timeout"], &file.stop_timeout, 1, 3600)?;
-        Ok(Config {
+        let config = Config {
             source: self.path.map(Path::to_path_buf),
             runtime_dir: self.absolute(&["runtime_dir"], &file.runtime_dir)?,
             state_dir: self.absolute(&["state_dir"], &file.state_dir)?,
@@ -146,7 +163,15 @@ impl Source<'_> {
             log: self.log(file)?,
             node: self.node(&file.node, places)?,
             health: self.health(&file.health)?,
-        })
+        };
+        self.sockets_differ(&config)?;
+        let mut names = config.pools.iter().map(|pool| &pool.name);
+        let is_direct = config.direct_pools.iter().any(|pool| pool.name == file.default_pool);
+        if !is_direct && !names.any(|name| *name == file.default_pool) {
+            let allowed = "the name of a pool in this file";
+            return Err(self.refuse(&["default_pool"], &file.default_pool, allowed));
+        }
+        Ok(config)
     }
 
     fn health(&self, health: &Health) -> Result<HealthConfig, Error> {
@@ -314,8 +339,10 @@ impl Source<'_> {
             other => return Err(self.refuse(&["log", "format"], other, "text or json")),
         };
         let filter = file.log.level.clone();
-        if tracing_subscriber::EnvFilter::try_new(&filter).is_err() || filter.is_empty() {
-            let allowed = "error, warn, info, debug, trace, or directives like info,blockd=debug";
+        let is_wrong = filter.is_empty() || filter.split(',').any(is_no_directive);
+        if is_wrong || tracing_subscriber::EnvFilter::try_new(&filter).is_err() {
+            let allowed = "error, warn, info, debug, trace, off, or directives like \
+                           info,blockd=debug";
             return Err(self.refuse(&["log", "level"], filter, allowed));
         }
         Ok(LogConfig { json, filter })
@@ -331,4 +358,12 @@ impl Source<'_> {
         }
         self.address(&["metrics", "address"], address).map(Some)
     }
+}
+
+/// Whether a part of a log filter is a word that is no level. The filter takes such a word for a
+/// module of which everything is logged, so that a level with a typing error would log nothing.
+fn is_no_directive(part: &str) -> bool {
+    let part = part.trim();
+    let is_word = !part.contains(['=', '[', ':']) && !part.starts_with("blockd");
+    is_word && part.parse::<tracing_subscriber::filter::LevelFilter>().is_err()
 }

@@ -300,17 +300,6 @@ fn devices(config: &Config, workers: &Workers, own_namespace: bool) -> Result<Ar
     Ok(Arc::new(Devices::new(Arc::new(LibublkDriver), Arc::new(workers.clone()), options)))
 }
 
-/// An error and what caused it, on one line.
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
 /// Names of the pools of extents that the configuration has.
 fn names_of(config: &Config) -> impl Iterator<Item = String> {
     config.pools.iter().map(|pool| pool.name.clone())

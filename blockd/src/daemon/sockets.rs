@@ -7,8 +7,7 @@ use blockd_serve::nbd::listener::{self, Address, Bound, Limits, ListenError};
 use blockd_serve::nbd::tls::{TlsFiles, acceptor};
 
 use super::http::HttpListener;
-use super::with_causes;
-use crate::config::{Config, ListenAddress, ListenerConfig, TlsUse};
+use crate::config::{Config, ListenAddress, ListenerConfig, TlsUse, with_causes};
 
 /// Sockets that are bound and not served yet.
 pub(super) struct Sockets {

@@ -395,7 +395,12 @@ impl Source {
     async fn forget(&self, plugin: &Plugin, id: &VolumeId) -> Result<(), Error> {
         let Self::Volume(source, _) = self else { return Ok(()) };
         let name = plugin.settings.names.clone_snapshot(source, id);
-        let asked = v1::DeleteVolumeRequest { name, pool: id.pool.clone(), force: false };
+        let asked = v1::DeleteVolumeRequest {
+            name,
+            pool: id.pool.clone(),
+            force: false,
+            ..Default::default()
+        };
         match plugin.daemon.delete_volume(asked).await {
             Err(error @ Error::Daemon(_)) => {
                 tracing::warn!(volume = %id, %error, "the snapshot that it was cloned from stays");

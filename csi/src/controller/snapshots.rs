@@ -77,7 +77,12 @@ pub(super) async fn delete(
             let allowed = format!("of no group: it goes with {group}");
             return Err(Error::invalid("snapshot_id", id, allowed));
         }
-        let asked = v1::DeleteVolumeRequest { name: id.name, pool: id.pool, force: false };
+        let asked = v1::DeleteVolumeRequest {
+            name: id.name,
+            pool: id.pool,
+            force: false,
+            ..Default::default()
+        };
         plugin.daemon.delete_volume(asked).await?;
     }
     Ok(proto::DeleteSnapshotResponse {})

@@ -34,7 +34,12 @@ pub(super) async fn delete(
         Err(Error::NotFound { .. }) => return Ok(proto::DeleteVolumeResponse {}),
         Err(error) => return Err(error),
     };
-    let asked = v1::DeleteVolumeRequest { name: id.name, pool: id.pool, force: false };
+    let asked = v1::DeleteVolumeRequest {
+        name: id.name,
+        pool: id.pool,
+        force: false,
+        ..Default::default()
+    };
     plugin.daemon.delete_volume(asked).await?;
     // An abandoned clone may have left a snapshot behind: it is deleted with its volume. The volume
     // is gone already, whatever becomes of this.
@@ -62,7 +67,7 @@ async fn sweep(plugin: &Plugin) -> Result<(), Error> {
         }
         tracing::info!(pool = volume.pool, name = volume.name, "left by a clone: removed");
         let (name, pool) = (volume.name, volume.pool);
-        let asked = v1::DeleteVolumeRequest { name, pool, force: false };
+        let asked = v1::DeleteVolumeRequest { name, pool, force: false, ..Default::default() };
         plugin.daemon.delete_volume(asked).await?;
     }
     Ok(())

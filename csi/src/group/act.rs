@@ -77,7 +77,12 @@ pub(super) async fn delete(
         return Err(Error::in_use(format!("group snapshot {group}"), problem));
     }
     for (member, _) in members {
-        let asked = v1::DeleteVolumeRequest { name: member.name, pool: member.pool, force: false };
+        let asked = v1::DeleteVolumeRequest {
+            name: member.name,
+            pool: member.pool,
+            force: false,
+            ..Default::default()
+        };
         plugin.daemon.delete_volume(asked).await?;
     }
     Ok(proto::DeleteVolumeGroupSnapshotResponse {})

@@ -232,6 +232,7 @@ impl Volumes for Real {
             name: place.name.clone(),
             pool: place.pool.clone(),
             force: false,
+            ..Default::default()
         };
         match self.wait(self.plugin.daemon.delete_volume(request)) {
             Ok(_) => Ok(()),

@@ -22,7 +22,7 @@ use blockd_media::names::check_name;
 use blockd_media::units;
 use serde::Serialize;
 
-use super::{Import, address, blocking, interruptible, pool_id, settled, with_note};
+use super::{Import, address, blocking, interruptible, pool_id, settled};
 use crate::answers;
 use crate::client::Client;
 use crate::transfer::Stop;
@@ -256,7 +256,7 @@ impl Apply<'_> {
                 Error::in_use(self.what(), "has other clients, which may have written".to_owned());
             let of = shown(&self.header.snapshot.name);
             let note = format!("it holds {of} otherwise, and no snapshot says so");
-            return Err(with_note(&error, &note));
+            return Err(error.with_note(&note));
         }
         if !attached && !place.created {
             self.detach().await?;
@@ -332,8 +332,12 @@ impl Apply<'_> {
     async fn mark(&mut self, volume: &Volume) -> Result<String, Error> {
         let (marker, pool) = (self.marker(&self.header.snapshot), volume.pool.clone());
         // One that was taken when the volume held this before says nothing of it now.
-        let request =
-            DeleteVolumeRequest { name: marker.clone(), pool: pool.clone(), force: false };
+        let request = DeleteVolumeRequest {
+            name: marker.clone(),
+            pool: pool.clone(),
+            force: false,
+            ..Default::default()
+        };
         self.client.delete_volume(request).await?;
         let members = vec![SnapshotMember { volume: volume.name.clone(), name: marker.clone() }];
         self.client.create_snapshots(CreateSnapshotsRequest { pool, members }).await?;
@@ -344,14 +348,18 @@ impl Apply<'_> {
     async fn give_up(&mut self, place: &Place, error: &Error) -> Error {
         let (name, pool) = (place.volume.name.clone(), place.volume.pool.clone());
         if place.created {
-            let request = DeleteVolumeRequest { name: name.clone(), pool, force: true };
+            let request =
+                DeleteVolumeRequest { name: name.clone(), pool, force: true, ..Default::default() };
             return match self.client.delete_volume(request).await {
-                Ok(_) => with_note(error, &format!("volume {name} was incomplete and is deleted")),
-                Err(_) => with_note(error, &format!("volume {name} is incomplete")),
+                Ok(_) => error.with_note(&format!("volume {name} was incomplete and is deleted")),
+                Err(_) => error.with_note(&format!("volume {name} is incomplete")),
             };
         }
         let Some(snapshot) = place.known.clone() else {
-            return with_note(error, &format!("volume {name} is incomplete"));
+            if !place.volume.attached {
+                let _ = self.detach().await;
+            }
+            return error.with_note(&format!("volume {name} is incomplete"));
         };
         let note = format!("volume {name} is rolled back to {snapshot}");
         let request = RollbackVolumeRequest { name: name.clone(), pool, snapshot, force: true };
@@ -361,8 +369,8 @@ impl Apply<'_> {
             let _ = self.detach().await;
         }
         match rolled_back {
-            Ok(_) => with_note(error, &note),
-            Err(_) => with_note(error, &format!("volume {name} is incomplete")),
+            Ok(_) => error.with_note(&note),
+            Err(_) => error.with_note(&format!("volume {name} is incomplete")),
         }
     }
 

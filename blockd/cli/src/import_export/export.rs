@@ -16,7 +16,7 @@ use blockd_media::error::{Error, ErrorKind, shown};
 use serde::Serialize;
 
 use super::output::Output;
-use super::{address, blocking, identity, interruptible, pool_id, qemu_export, settled, with_note};
+use super::{address, blocking, identity, interruptible, pool_id, qemu_export, settled};
 use crate::answers;
 use crate::client::Client;
 use crate::duration::duration;
@@ -126,7 +126,7 @@ impl Export {
             Err(error) => Err(error),
         };
         let detached = if attached { self.detach(&mut client, &volume).await } else { Ok(()) };
-        let written_bytes = copied.map_err(|error| with_note(&error, &output.given_up()))?;
+        let written_bytes = copied.map_err(|error| error.with_note(&output.given_up()))?;
         output.place()?;
         detached?;
         if !attached {

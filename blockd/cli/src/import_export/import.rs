@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1::{
-    AttachVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, FrontEnd, GetPoolRequest,
-    GetVolumeRequest, Volume,
+    AddVolumeRequest, AttachVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, FrontEnd,
+    GetPoolRequest, GetVolumeRequest, Volume,
 };
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, ErrorKind};
 use blockd_media::units;
 use serde::Serialize;
 
-use super::{address, apply, blocking, interruptible, qemu_export, settled, taken, with_note};
+use super::{address, apply, blocking, interruptible, qemu_export, settled, taken};
 use crate::answers;
 use crate::client::Client;
 use crate::duration::duration;
@@ -174,7 +174,7 @@ impl Import {
                 return Err(Error::invalid("format", given, "raw for standard input"));
             }
             if self.size.is_none() {
-                return Err(Error::invalid("size", "", "given for standard input"));
+                return Err(Error::missing("size", "given as --size for standard input"));
             }
             let source = Source::Stream(Box::new(std::io::stdin()));
             let format = ImageFormat::Raw;
@@ -233,34 +233,31 @@ impl Import {
         if let Some(volume) = &existing {
             self.check_existing(volume, size_bytes)?;
         }
-        let created = existing.is_none();
-        if created {
-            let request = CreateVolumeRequest {
-                name: self.name.clone(),
-                pool: self.pool.clone(),
-                size_bytes: units::to_wire(size_bytes),
-                ..Default::default()
-            };
-            client.create_volume(request).await?;
-        }
-        let request = AttachVolumeRequest {
+        let attach = AttachVolumeRequest {
             name: self.name.clone(),
             pool: self.pool.clone(),
             front_end: FrontEnd::Nbd.into(),
             ..Default::default()
         };
-        let attached = client.attach_volume(request).await;
-        match attached.and_then(|answer| answers::volume(answer.volume)) {
-            Ok(volume) => Ok(Place { volume, created }),
-            Err(error) => {
-                let volume = Volume {
-                    name: self.name.clone(),
-                    pool: self.pool.clone(),
-                    ..Default::default()
-                };
-                Err(give_up(client, &Place { volume, created }, &error).await)
-            }
+        if existing.is_some() {
+            let volume = answers::volume(client.attach_volume(attach).await?.volume)?;
+            return Ok(Place { volume, created: false });
         }
+        let create = CreateVolumeRequest {
+            name: self.name.clone(),
+            pool: self.pool.clone(),
+            size_bytes: units::to_wire(size_bytes),
+            ..Default::default()
+        };
+        let (create, attach) = (Some(create), Some(attach));
+        let request = AddVolumeRequest { create, attach, configure: None };
+        let answer = client.add_volume(request).await?;
+        let volume = answers::volume(answer.volume)?;
+        if !answer.created {
+            // Made by another command since.
+            self.check_existing(&volume, size_bytes)?;
+        }
+        Ok(Place { volume, created: answer.created })
     }
 
     fn check_existing(&self, volume: &Volume, size_bytes: u64) -> Result<(), Error> {
@@ -335,15 +332,19 @@ type Work = Box<dyn FnOnce() -> Result<(Imported, Option<u64>), Error> + Send>;
 async fn give_up(client: &mut Client, place: &Place, error: &Error) -> Error {
     let name = &place.volume.name;
     if !place.created {
-        return with_note(error, &format!("volume {name} is incomplete"));
+        return error.with_note(&format!("volume {name} is incomplete"));
     }
-    let request =
-        DeleteVolumeRequest { name: name.clone(), pool: place.volume.pool.clone(), force: true };
+    let request = DeleteVolumeRequest {
+        name: name.clone(),
+        pool: place.volume.pool.clone(),
+        force: true,
+        ..Default::default()
+    };
     match client.delete_volume(request).await {
-        Ok(_) => with_note(error, &format!("volume {name} was incomplete and is deleted")),
+        Ok(_) => error.with_note(&format!("volume {name} was incomplete and is deleted")),
         Err(_) => {
             let note = format!("volume {name} is incomplete: `blockd del {name}` deletes it");
-            with_note(error, &note)
+            error.with_note(&note)
         }
     }
 }

@@ -3,7 +3,7 @@
 use blockd_media::units;
 
 use super::{Device, Picture, Spot, Use, spots};
-use crate::output::percent;
+use crate::output::shares;
 
 /// Side of a square, in pixels.
 const SQUARE: u64 = 8;
@@ -33,11 +33,12 @@ pub(crate) fn draw(picture: &Picture, columns: u64) -> String {
         y += LINE / 2;
         y += squares(&mut body, device, columns, y);
     }
-    for entry in picture.legend() {
+    let legend = picture.legend();
+    let counts: Vec<u64> = legend.iter().map(|entry| entry.count).collect();
+    for (entry, share) in legend.into_iter().zip(shares(&counts)) {
         y += LINE;
         rect(&mut body, (MARGIN, y - SQUARE), SQUARE, fill(entry.what), true);
         let size = units::human(entry.count * picture.extent_bytes);
-        let share = percent(entry.count, picture.total_count());
         text(&mut body, MARGIN + 2 * SQUARE, y, &format!("{}: {size}, {share}", entry.name));
     }
     let width = (columns * SQUARE).max(320) + 2 * MARGIN;
@@ -119,7 +120,7 @@ mod tests {
         assert!(
             drawn.ends_with(
                 "<rect x=\"10\" y=\"219\" width=\"8\" height=\"8\" fill=\"#e8e8e8\"/>\n\
-             <text x=\"26\" y=\"227\">free: 43 MiB, 67.1 %</text>\n</svg>\n"
+             <text x=\"26\" y=\"227\">free: 43 MiB, 67.2 %</text>\n</svg>\n"
             ),
             "{drawn}"
         );

@@ -3,7 +3,7 @@
 use super::{Picture, Spot, Use, letter, spots, tone};
 use crate::output::table::{Cell, Side, Table};
 use crate::output::terminal::Terminal;
-use crate::output::{Output, percent};
+use crate::output::{Output, shares};
 
 /// Lines of one device at most.
 const MAX_LINES: u64 = 16;
@@ -65,7 +65,9 @@ fn legend(picture: &Picture, output: &Output) -> String {
         ("extents", Side::Right),
         ("share", Side::Right),
     ]);
-    for entry in picture.legend() {
+    let legend = picture.legend();
+    let counts: Vec<u64> = legend.iter().map(|entry| entry.count).collect();
+    for (entry, share) in legend.into_iter().zip(shares(&counts)) {
         let sign = letter(Spot { what: entry.what, full: true }).to_string();
         let name = match entry.what {
             Use::Volume(_) => format!("volume {}", entry.name),
@@ -76,7 +78,7 @@ fn legend(picture: &Picture, output: &Output) -> String {
             name.into(),
             output.size(entry.count * picture.extent_bytes).into(),
             entry.count.to_string().into(),
-            percent(entry.count, picture.total_count()).into(),
+            share.into(),
         ]);
     }
     table.render(output.terminal())
@@ -111,9 +113,9 @@ BBBB====------------............
 #  metadata      2 MiB        8   3.1 %
 A  volume data  10 MiB       40  15.6 %
 B  volume logs   5 MiB       20   7.8 %
-=  shared        1 MiB        4   1.5 %
--  reserved      3 MiB       12   4.6 %
-.  free         43 MiB      172  67.1 %
+=  shared        1 MiB        4   1.6 %
+-  reserved      3 MiB       12   4.7 %
+.  free         43 MiB      172  67.2 %
 ";
         assert_eq!(draw(&picture(), Some(32), &output), expected);
     }

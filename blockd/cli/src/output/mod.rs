@@ -87,6 +87,15 @@ impl Output {
         self.json(value)
     }
 
+    /// The same for a text that holds the one value.
+    ///
+    /// # Errors
+    /// When standard output cannot be written.
+    pub(crate) fn last_text(&self, text: &str) -> Result<(), Error> {
+        self.has_printed.set(true);
+        self.text(text)
+    }
+
     /// Whether the one value was written.
     #[must_use]
     pub(crate) fn has_printed(&self) -> bool {
@@ -144,6 +153,41 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
+/// The shares of parts that make up a whole, like [`percent`], rounded so that they add up to
+/// 100 %.
+#[must_use]
+pub(crate) fn shares(parts: &[u64]) -> Vec<String> {
+    let whole: u128 = parts.iter().map(|part| u128::from(*part)).sum();
+    if whole == 0 {
+        return vec!["-".to_owned(); parts.len()];
+    }
+    let scaled = |part: u64| u128::from(part) * 1000;
+    let mut tenths: Vec<u128> = parts.iter().map(|part| scaled(*part) / whole).collect();
+    // What the rounding down has lost goes to those that have lost most.
+    let lost = usize::try_from(1000 - tenths.iter().sum::<u128>()).unwrap_or(0);
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(scaled(parts[*at]) % whole));
+    for at in order.into_iter().take(lost) {
+        tenths[at] += 1;
+    }
+    tenths.into_iter().map(|tenths| format!("{}.{} %", tenths / 10, tenths % 10)).collect()
+}
+
+/// Seconds for people, who plan by them: `90 s`, `45 min`, `30 h`, `12 days`, `more than a year`.
+#[must_use]
+pub(crate) fn human_seconds(seconds: u64) -> String {
+    const MINUTE: u64 = 60;
+    const HOUR: u64 = 60 * MINUTE;
+    const DAY: u64 = 24 * HOUR;
+    match seconds {
+        0..=120 => format!("{seconds} s"),
+        121..=7200 => format!("{} min", seconds / MINUTE),
+        7201..=172_800 => format!("{} h", seconds / HOUR),
+        _ if seconds <= 366 * DAY => format!("{} days", seconds / DAY),
+        _ => "more than a year".to_owned(),
+    }
+}
+
 /// Nanoseconds for people, with three digits or fewer: `870 ns`, `12 us`, `3.4 ms`.
 #[must_use]
 pub(crate) fn human_ns(ns: u64) -> String {
@@ -177,6 +221,34 @@ mod tests {
         assert_eq!(human_ns(1_500), "1.5 us");
         assert_eq!(human_ns(15_000_000), "15 ms");
         assert_eq!(human_ns(2_000_000_000), "2 s");
+    }
+
+    #[test]
+    fn shares_add_up() {
+        assert_eq!(shares(&[1, 1, 1]), ["33.4 %", "33.3 %", "33.3 %"]);
+        assert_eq!(shares(&[2, 0, 1]), ["66.7 %", "0.0 %", "33.3 %"]);
+        assert_eq!(shares(&[7]), ["100.0 %"]);
+        assert_eq!(shares(&[0, 0]), ["-", "-"]);
+        assert_eq!(shares(&[u64::MAX, u64::MAX]), ["50.0 %", "50.0 %"]);
+        let many: Vec<u64> = (1..=999).collect();
+        let tenths = |text: &String| text.replace(['.', ' ', '%'], "").parse::<u64>().unwrap();
+        assert_eq!(shares(&many).iter().map(tenths).sum::<u64>(), 1000);
+    }
+
+    #[test]
+    fn long_times_are_in_units_that_people_plan_by() {
+        let times = [
+            (0, "0 s"),
+            (120, "120 s"),
+            (121, "2 min"),
+            (7_201, "2 h"),
+            (172_801, "2 days"),
+            (366 * 86_400, "366 days"),
+            (118_626_963, "more than a year"),
+        ];
+        for (seconds, text) in times {
+            assert_eq!(human_seconds(seconds), text);
+        }
     }
 
     #[test]

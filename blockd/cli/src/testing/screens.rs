@@ -34,7 +34,8 @@ fn show(context: &Context) -> String {
     let volume = top::example::volumes().into_iter().find(|volume| volume.name == "web").unwrap();
     let connections = top::example::connections(top::example::SECONDS);
     let connections = connections.into_iter().filter(|one| one.volume == "web").collect();
-    volumes::details(&volumes::Shown { volume, connections }, context)
+    let (snapshots, clones) = (Vec::new(), Vec::new());
+    volumes::details(&volumes::Shown { volume, connections, snapshots, clones }, context)
 }
 
 /// Two snapshots that share what neither gives back alone.
@@ -61,7 +62,7 @@ fn space(context: &Context) -> String {
         ],
         together: Some(counted(960, 120)),
     };
-    space::table(&space::Counted::of(answer), context)
+    space::table(&space::Counted::of(answer, None), context)
 }
 
 fn page(page: top::Page) -> Screen {

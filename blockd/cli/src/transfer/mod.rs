@@ -51,7 +51,7 @@ impl Stop {
 
 /// The error of a transfer that was stopped.
 pub(super) fn interrupted() -> Error {
-    Error::Unexpected { what: "transfer".to_owned(), problem: "interrupted".to_owned() }
+    Error::Interrupted { what: "transfer" }
 }
 
 /// The first of several failures that has a cause: a stopped thread only reports that another one

@@ -2,13 +2,22 @@
 
 use std::io;
 
-use blockd_media::error::Error;
+use blockd_engine::pool::{PoolHandle, VolumeId};
+use blockd_mapper::error::MapperError;
+use blockd_media::error::{Error, shown};
 use blockd_media::pool::PoolError;
 
 /// An error of this pool, as users see it.
 pub fn pool_error(pool: &str, error: PoolError) -> Error {
     let text = error.to_string();
     match error {
+        // The mapper knows the id of a device that is missing, and no path.
+        PoolError::Mapper(MapperError::Device { name, problem })
+            if problem.ends_with("is missing") =>
+        {
+            let problem = format!("{problem}: no path of the pool leads to it (its id is {name})");
+            Error::Corrupt { what: format!("pool {pool}"), problem }
+        }
         PoolError::Mapper(error) => of_pool(pool, error.into()),
         PoolError::Io { path, source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
             let problem = format!("{source}: name another one, or clear it first");
@@ -77,6 +86,38 @@ fn of_pool(pool: &str, error: Error) -> Error {
         Error::Unexpected { what, problem } => Error::Unexpected { what: named(what), problem },
         other => other,
     }
+}
+
+/// The error of a command about volumes. The mapper knows their numbers only where users know
+/// their names.
+pub(super) fn of(pool: &PoolHandle, error: PoolError) -> Error {
+    match error {
+        PoolError::Mapper(MapperError::Unsuitable { volume, problem }) => {
+            let what = match name_of(pool, volume) {
+                Some(name) => format!("volume {}", shown(name)),
+                None => format!("a volume of pool {} that is gone", shown(pool.name())),
+            };
+            Error::in_use(what, problem)
+        }
+        PoolError::Mapper(MapperError::Exists { name, field: "origin", existing, asked }) => {
+            let origin = |id: u64| match u32::try_from(id).ok().filter(|id| *id != 0) {
+                None => "none".to_owned(),
+                Some(id) => name_of(pool, id).map_or_else(|| "a deleted one".to_owned(), shown),
+            };
+            Error::Exists {
+                what: "volume",
+                name: shown(name),
+                field: "origin".to_owned(),
+                existing: origin(existing),
+                asked: origin(asked),
+            }
+        }
+        error => pool_error(pool.name(), error),
+    }
+}
+
+fn name_of(pool: &PoolHandle, id: u32) -> Option<String> {
+    pool.mapper().name_of(VolumeId(id))
 }
 
 /// A pool that can't be used because of an earlier failure.

@@ -44,7 +44,9 @@ impl EventHub {
                 tracing::error!(pool = in_pool, volume = of_volume, "{text}");
             }
             EventKind::SpaceLow | EventKind::HealthAbnormal => {
-                tracing::warn!(pool = in_pool, volume = of_volume, "{text}")
+                // The level of the line says it.
+                let text = text.strip_prefix("warning: ").unwrap_or(&text);
+                tracing::warn!(pool = in_pool, volume = of_volume, "{text}");
             }
             _ => tracing::info!(pool = in_pool, volume = of_volume, "{text}"),
         }

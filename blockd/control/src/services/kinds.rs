@@ -2,10 +2,11 @@
 //! volumes are namespaces of persistent memory.
 
 use blockd_api::v1::{
-    AttachVolumeRequest, AttachVolumeResponse, CreateVolumeRequest, CreateVolumeResponse,
-    DeleteVolumeRequest, DeleteVolumeResponse, DetachVolumeRequest, DetachVolumeResponse,
-    GetVolumeRequest, HealthRequest, HealthResponse, ListVolumesRequest, ListVolumesResponse,
-    PmemUsage, Pool, ResizeVolumeRequest, ResizeVolumeResponse, Volume,
+    AddVolumeRequest, AddVolumeResponse, AttachVolumeRequest, AttachVolumeResponse,
+    CreateVolumeRequest, CreateVolumeResponse, DeleteVolumeRequest, DeleteVolumeResponse,
+    DetachVolumeRequest, DetachVolumeResponse, GetVolumeRequest, HealthRequest, HealthResponse,
+    ListVolumesRequest, ListVolumesResponse, Pool, ResizeVolumeRequest, ResizeVolumeResponse,
+    Volume,
 };
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, to_wire, to_wire_gb};
@@ -23,6 +24,7 @@ pub(super) trait PoolKind: Send + Sync {
     /// Opens a pool that is not open. False if it is open.
     async fn reopen(&self, pool: &str) -> Result<bool>;
     async fn create_volume(&self, asked: CreateVolumeRequest) -> Result<CreateVolumeResponse>;
+    async fn add_volume(&self, asked: AddVolumeRequest) -> Result<AddVolumeResponse>;
     async fn delete_volume(&self, asked: DeleteVolumeRequest) -> Result<DeleteVolumeResponse>;
     async fn get_volume(&self, asked: GetVolumeRequest) -> Result<Volume>;
     async fn list_volumes(&self, asked: &ListVolumesRequest) -> Result<ListVolumesResponse>;
@@ -61,27 +63,20 @@ impl PoolKind for Extents {
         self.0.reopen_extents(pool).await
     }
 
-    #[expect(deprecated, reason = "older clients send size_gb")]
     async fn create_volume(&self, asked: CreateVolumeRequest) -> Result<CreateVolumeResponse> {
-        let size = size_of_request(asked.size_bytes, asked.size_gb)?;
-        let block_size = (asked.block_size != 0).then_some(asked.block_size);
+        let (size, block_size) = self.0.checked_create(&asked)?;
         let limit = from_wire(asked.limit_bytes, 0)?;
-        let pool = self.0.pool(&asked.pool)?;
-        if asked.usage() == PmemUsage::AppDirect {
-            let allowed = "FILE_IO: what a pool of extents serves can't be mapped by applications";
-            return Err(Error::invalid("usage", "APP_DIRECT", allowed));
-        }
-        if asked.erase_after == Some(true) && !pool.erases() {
-            let allowed = "left out: what is freed in this pool is not overwritten";
-            return Err(Error::invalid("erase_after", true, allowed));
-        }
         let made = self.0.create_volume(&asked.pool, &asked.name, size, limit, block_size);
         let (changed, volume) = made.await?;
         Ok(CreateVolumeResponse { changed, volume: Some(volume) })
     }
 
+    async fn add_volume(&self, asked: AddVolumeRequest) -> Result<AddVolumeResponse> {
+        self.0.add_volume(&asked).await
+    }
+
     async fn delete_volume(&self, asked: DeleteVolumeRequest) -> Result<DeleteVolumeResponse> {
-        self.0.delete_volume(&asked.pool, &asked.name, asked.force).await
+        self.0.delete_volume(&asked).await
     }
 
     async fn get_volume(&self, asked: GetVolumeRequest) -> Result<Volume> {
@@ -132,6 +127,12 @@ impl PoolKind for Namespaces {
     async fn create_volume(&self, asked: CreateVolumeRequest) -> Result<CreateVolumeResponse> {
         let (changed, volume) = self.0.create_direct(asked).await?;
         Ok(CreateVolumeResponse { changed, volume: Some(volume) })
+    }
+
+    async fn add_volume(&self, asked: AddVolumeRequest) -> Result<AddVolumeResponse> {
+        let (created, volume) = self.0.add_direct(asked).await?;
+        let volume = Some(volume);
+        Ok(AddVolumeResponse { changed: created, created, volume, ..Default::default() })
     }
 
     async fn delete_volume(&self, asked: DeleteVolumeRequest) -> Result<DeleteVolumeResponse> {

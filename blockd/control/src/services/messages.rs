@@ -215,6 +215,7 @@ impl Control {
             exclusive_bytes: to_wire(exclusive),
             shared_bytes: to_wire(volume.mapped.saturating_sub(exclusive)),
             reserved_bytes: to_wire(volume.reserved),
+            set_aside_free_bytes: to_wire(volume.unmet),
             made_unix_ms: to_wire(volume.made.0),
             settings: Some(settings::to_message(&volume.settings)),
             out_of_space: volume.out_of_space,

@@ -3,7 +3,9 @@
 //! The control service sends commands to pool threads and workers, and does nothing of the data
 //! path itself. `service` is the edge to gRPC; the code behind it uses the crate's own types.
 
+mod adding;
 mod attachments;
+mod authority;
 mod closed;
 mod closing;
 mod data_path;
@@ -42,6 +44,8 @@ mod stats;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_adding;
 #[cfg(test)]
 mod tests_of_direct;
 #[cfg(test)]

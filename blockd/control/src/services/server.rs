@@ -12,12 +12,14 @@ use blockd_media::error::Error;
 use blockd_media::names::check_socket_path;
 use tokio::net::UnixListener;
 use tokio::net::unix::UCred;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
 use super::Control;
+use super::authority::AnyAuthority;
 
 /// Calls of one client at once: more wait.
 const CALLS_AT_ONCE: usize = 64;
@@ -73,11 +75,13 @@ impl ControlListener {
     ) -> Result<(), Error> {
         let service = ControlServer::new(control).max_decoding_message_size(MAX_REQUEST_BYTES);
         let service = tonic::service::interceptor::InterceptedService::new(service, allowed);
+        let incoming = UnixListenerStream::new(self.listener);
+        let incoming = incoming.map(|accepted| accepted.map(AnyAuthority::new));
         let served = Server::builder()
             .concurrency_limit_per_connection(CALLS_AT_ONCE)
             .http2_keepalive_interval(Some(Duration::from_secs(60)))
             .add_service(service)
-            .serve_with_incoming_shutdown(UnixListenerStream::new(self.listener), stop)
+            .serve_with_incoming_shutdown(incoming, stop)
             .await;
         let _ = fs::remove_file(&self.path);
         served.map_err(|error| Error::Unexpected {

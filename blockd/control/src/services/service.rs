@@ -190,6 +190,18 @@ impl Calls for Control {
         whole(async move { control.kind(&asked.pool).create_volume(asked).await }).await
     }
 
+    async fn add_volume(
+        &self,
+        asked: Request<v1::AddVolumeRequest>,
+    ) -> Answer<v1::AddVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let pool = asked.create.as_ref().map_or("", |create| &create.pool);
+            control.kind(pool).add_volume(asked).await
+        })
+        .await
+    }
+
     async fn delete_volume(
         &self,
         asked: Request<v1::DeleteVolumeRequest>,

@@ -3,6 +3,7 @@
 
 use blockd_api::v1;
 use blockd_engine::pool::{Control as Command, OnFull, Outcome, PoolHandle, VolumeSettings};
+use blockd_mapper::engine::VolumeSummary;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, human, to_wire};
 
@@ -23,14 +24,26 @@ impl Control {
         let _guard = self.lock(&wanted.pool, name).await;
         let volume = existing(&handle, name)?;
         let settings = merged(volume.settings, wanted)?;
+        let changed = self.configure_locked(&handle, &volume, settings).await?;
+        Ok((changed, self.describe(&handle, name).await?))
+    }
+
+    /// Sets all settings of a volume that the caller has locked. True if anything is different.
+    pub(super) async fn configure_locked(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+        settings: VolumeSettings,
+    ) -> Result<bool, Error> {
         let command = Command::Configure { volume: volume.id, settings };
-        let outcome = handle.control(command).await.map_err(|error| of(&handle, error))?;
+        let outcome = pool.control(command).await.map_err(|error| of(pool, error))?;
         let changed = matches!(outcome, Outcome::Configured { .. });
         if changed {
+            let name = &volume.name;
             let text = format!("volume {} is set to {}", shown(name), in_words(&settings));
-            self.events().publish(EventKind::VolumeConfigured, handle.name(), name, text);
+            self.events().publish(EventKind::VolumeConfigured, pool.name(), name, text);
         }
-        Ok((changed, self.describe(&handle, name).await?))
+        Ok(changed)
     }
 
     /// Refuses to promise more than the configuration allows for a pool.
@@ -66,7 +79,8 @@ impl Control {
     }
 }
 
-fn merged(present: VolumeSettings, wanted: &Wanted) -> Result<VolumeSettings, Error> {
+/// The settings that a volume has with those that a request names.
+pub(super) fn merged(present: VolumeSettings, wanted: &Wanted) -> Result<VolumeSettings, Error> {
     let bytes = |value: Option<i64>, present: u64| match value {
         Some(value) => from_wire(value, 0),
         None => Ok(present),

@@ -10,7 +10,7 @@ use blockd_media::error::{Error, shown};
 use blockd_media::units::{human, to_wire};
 use tokio::sync::MutexGuard;
 
-use super::volumes::{checked_name, checked_size, existing, find, of};
+use super::volumes::{checked_name, checked_new_name, checked_size, existing, find, of};
 use super::{Control, EventKind, LOCKS};
 
 impl Control {
@@ -57,7 +57,7 @@ impl Control {
         name: &str,
         size: Option<u64>,
     ) -> Result<(bool, v1::Volume), Error> {
-        checked_name(name)?;
+        checked_new_name(name)?;
         let handle = self.pool(pool)?;
         let _guards = self.lock_all(pool, [snapshot, name]).await;
         let source = existing_snapshot(&handle, snapshot)?;
@@ -135,7 +135,7 @@ fn checked_members(members: &[SnapshotMember]) -> Result<(), Error> {
     let (mut volumes, mut names) = (BTreeSet::new(), BTreeSet::new());
     for SnapshotMember { volume, name } in members {
         checked_name(volume)?;
-        checked_name(name)?;
+        checked_new_name(name)?;
         for (field, value, is_new) in [
             ("volume", volume, volumes.insert(volume.as_str())),
             ("name", name, names.insert(name.as_str())),

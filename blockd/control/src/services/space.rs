@@ -39,6 +39,7 @@ impl Control {
             wanted = all;
             wanted.sort_by(|one, other| one.name.cmp(&other.name));
         }
+        let unmet: Vec<u64> = wanted.iter().map(|one| one.unmet).collect();
         let mut sets: Vec<Vec<VolumeId>> = wanted.iter().map(|one| vec![one.id]).collect();
         if together {
             sets.push(wanted.iter().map(|one| one.id).collect());
@@ -46,7 +47,7 @@ impl Control {
         let counted = handle.figures(sets).await.map_err(|error| of(&handle, error))?;
         let mut counted = counted.into_iter();
         let mut volumes = Vec::new();
-        for (one, figures) in wanted.into_iter().zip(counted.by_ref()) {
+        for ((one, unmet), figures) in wanted.into_iter().zip(&unmet).zip(counted.by_ref()) {
             let figures = match figures {
                 Ok(figures) => figures,
                 // Deleted meanwhile; where it was named, that is an error.
@@ -57,15 +58,16 @@ impl Control {
                 kind: kind(one.kind).into(),
                 origin: origins.get(&one.origin).cloned().unwrap_or_default(),
                 name: one.name,
-                space: Some(message(&figures)),
+                space: Some(message(&figures, *unmet)),
             });
         }
         let together = counted.next().transpose().map_err(|error| of(&handle, error))?;
-        Ok(v1::SpaceResponse { volumes, together: together.as_ref().map(message) })
+        let together = together.as_ref().map(|all| message(all, unmet.iter().sum()));
+        Ok(v1::SpaceResponse { volumes, together })
     }
 }
 
-fn message(figures: &Figures) -> v1::Space {
+fn message(figures: &Figures, unmet: u64) -> v1::Space {
     v1::Space {
         mapped_bytes: to_wire(figures.mapped),
         valid_bytes: to_wire(figures.valid),
@@ -74,5 +76,6 @@ fn message(figures: &Figures) -> v1::Space {
         reserved_bytes: to_wire(figures.reserved),
         gives_back_bytes: to_wire(figures.gives_back()),
         exact: figures.exact,
+        set_aside_free_bytes: to_wire(unmet),
     }
 }

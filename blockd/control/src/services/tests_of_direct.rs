@@ -147,8 +147,12 @@ async fn errors_of_memory_have_codes() {
     let refused = memory.rig.client.create_volume(asked).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert!(refused.message().starts_with("limit_bytes is 67108864"), "{refused}");
-    let delete =
-        || v1::DeleteVolumeRequest { name: "a".to_owned(), pool: "direct".to_owned(), force: true };
+    let delete = || v1::DeleteVolumeRequest {
+        name: "a".to_owned(),
+        pool: "direct".to_owned(),
+        force: true,
+        ..Default::default()
+    };
     memory.host.mount("pmem0", Some("/mnt/x"));
     let refused = memory.rig.client.delete_volume(delete()).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);

@@ -89,7 +89,7 @@ async fn a_snapshot_of_what_is_not_there_is_refused() {
     refused(ask(&[("a", "s"), ("b", "s")]).await, Code::InvalidArgument, "name", "s");
     refused(ask(&[("a", "s/t")]).await, Code::InvalidArgument, "name", "s/t");
     // A volume has the name.
-    refused(ask(&[("a", "b")]).await, Code::AlreadyExists, "origin", "1");
+    refused(ask(&[("a", "b")]).await, Code::AlreadyExists, "origin", "a");
     assert_eq!(rig.volumes().await.len(), 2);
 }
 

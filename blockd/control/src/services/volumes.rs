@@ -8,15 +8,16 @@ use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_VOLUME_SIZE;
 use blockd_media::error::{Error, shown};
-use blockd_media::names::check_name;
-use blockd_media::pool::PoolError;
+use blockd_media::names::{check_name, check_new_name};
 use blockd_media::units::{human, to_wire, to_wire_gb};
 
 use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};
 use super::hex;
 use super::messages::count;
-use super::{Control, EventKind, pool_error};
+use super::{Control, EventKind};
+
+pub(super) use super::errors::of;
 
 /// The volume of that name.
 pub(super) fn find(pool: &PoolHandle, name: &str) -> Option<VolumeSummary> {
@@ -33,60 +34,106 @@ impl Control {
         limit: u64,
         block_size: Option<u32>,
     ) -> Result<(bool, v1::Volume), Error> {
-        checked_name(name)?;
+        checked_new_name(name)?;
         let handle = self.pool(pool)?;
         let size = rounded(&handle, size, limit)?;
         let _guard = self.lock(pool, name).await;
-        let existing = find(&handle, name);
+        let changed = self.create_locked(&handle, name, size, block_size).await?;
+        Ok((changed, self.describe(&handle, name).await?))
+    }
+
+    /// The same for a name that the caller has locked, and a size that is rounded.
+    pub(super) async fn create_locked(
+        &self,
+        handle: &PoolHandle,
+        name: &str,
+        size: u64,
+        block_size: Option<u32>,
+    ) -> Result<bool, Error> {
+        let existing = find(handle, name);
         let block_size = match (block_size, &existing) {
-            (Some(block_size), _) => checked_block_size(block_size, &handle)?,
+            (Some(block_size), _) => checked_block_size(block_size, handle)?,
             (None, Some(existing)) => existing.block_size,
             (None, None) => handle.block_size(),
         };
         checked_size(size, block_size)?;
         if existing.is_none() {
-            self.check_promise(&handle, size)?;
+            self.check_promise(handle, size)?;
         }
         let command = Command::Create { name: name.to_owned(), size, block_size };
-        let outcome = handle.control(command).await.map_err(|error| of(&handle, error))?;
+        let outcome = handle.control(command).await.map_err(|error| of(handle, error))?;
         let changed = matches!(outcome, Outcome::Created(_));
         if changed {
             let text = format!("volume {} was created with {}", shown(name), human(size));
             self.events().publish(EventKind::VolumeCreated, handle.name(), name, text);
         }
-        Ok((changed, self.describe(&handle, name).await?))
+        Ok(changed)
     }
 
     /// Removes a volume, if there is one.
     pub(super) async fn delete_volume(
         &self,
-        pool: &str,
-        name: &str,
-        force: bool,
+        asked: &v1::DeleteVolumeRequest,
     ) -> Result<v1::DeleteVolumeResponse, Error> {
+        let (pool, name, force) = (&asked.pool, &asked.name, asked.force);
         checked_name(name)?;
         let handle = self.pool(pool)?;
         let _guard = self.lock(pool, name).await;
         let Some(volume) = find(&handle, name) else { return Ok(Default::default()) };
         let before = self.describe(&handle, name).await?;
-        if before.attached && !force {
+        if before.attached && !force && !asked.detach {
             let problem = "is attached: detach it first, or use force";
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
+        if !force {
+            self.check_unused(&handle, &volume)?;
+        }
+        let attachment = self.0.attachments.get(handle.name(), name);
         let (detached, closed_connections) = self.disconnect(&handle, &volume, force).await?;
-        let command = Command::Delete { volume: volume.id };
-        handle.control(command).await.map_err(|error| of(&handle, error))?;
-        let freed = before.exclusive_bytes.saturating_add(before.reserved_bytes);
-        let freed = human(freed.unsigned_abs());
-        let text = format!("volume {} was deleted, {freed} come free", shown(name));
-        self.events().publish(EventKind::VolumeDeleted, handle.name(), name, text);
-        self.watch_release(&handle, volume.id, name);
+        if let Err(error) = self.delete_locked(&handle, &volume, &before).await {
+            if let Some(attachment) = attachment.filter(|_| detached) {
+                self.attach_again(&handle, &volume, &attachment.record).await;
+            }
+            return Err(error);
+        }
         Ok(v1::DeleteVolumeResponse {
             changed: true,
             detached,
             closed_connections: count(closed_connections),
             volume: Some(before),
         })
+    }
+
+    /// Removes a volume that the caller has locked, and that is not attached.
+    pub(super) async fn delete_locked(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+        before: &v1::Volume,
+    ) -> Result<(), Error> {
+        let command = Command::Delete { volume: volume.id };
+        pool.control(command).await.map_err(|error| of(pool, error))?;
+        let (name, freed) = (&volume.name, before.exclusive_bytes);
+        let freed = human(freed.saturating_add(before.reserved_bytes).unsigned_abs());
+        let text = format!("volume {} was deleted, {freed} come free", shown(name));
+        self.events().publish(EventKind::VolumeDeleted, pool.name(), name, text);
+        self.watch_release(pool, volume.id, name);
+        Ok(())
+    }
+
+    /// Attaches a volume as it was before a change that failed.
+    async fn attach_again(&self, pool: &PoolHandle, volume: &VolumeSummary, record: &Record) {
+        let front_end = if record.ublk.is_some() { FrontEnd::Ublk } else { FrontEnd::Nbd };
+        let ublk = record.ublk.unwrap_or_default();
+        let wish = AttachWish {
+            read_only: record.read_only,
+            front_end: Some(front_end),
+            queues: u32::from(ublk.queues),
+            depth: u32::from(ublk.depth),
+        };
+        if let Err(error) = self.attach_locked(pool, volume, wish).await {
+            tracing::warn!(pool = pool.name(), volume = volume.name, %error, "stays detached");
+        }
     }
 
     /// Changes a volume's size.
@@ -162,29 +209,54 @@ impl Control {
         let handle = self.pool(pool)?;
         let _guard = self.lock(pool, name).await;
         let volume = existing(&handle, name)?;
-        let read_only = wish.read_only || volume.kind == VolumeKind::Snapshot;
-        let present = self.0.attachments.get(handle.name(), name);
-        if let Some(present) = present.filter(|present| present.record.is_of(&handle, volume.id)) {
-            same_attachment(&present.record, &AttachWish { read_only, ..wish })?;
-            return Ok((false, self.describe(&handle, name).await?));
+        let changed = self.attach_locked(&handle, &volume, wish).await?;
+        Ok((changed, self.describe(&handle, name).await?))
+    }
+
+    /// The same for a volume that the caller has locked.
+    pub(super) async fn attach_locked(
+        &self,
+        handle: &PoolHandle,
+        volume: &VolumeSummary,
+        wish: AttachWish,
+    ) -> Result<bool, Error> {
+        if self.is_attached_so(handle, volume, &wish)? {
+            return Ok(false);
         }
+        let read_only = wish.read_only || volume.kind == VolumeKind::Snapshot;
         let (pool, id) = (handle.name().to_owned(), volume.id.0);
-        let (volume_name, pool_id) = (name.to_owned(), hex(&handle.id()));
-        let record = Record { pool, volume: volume_name, id, pool_id, read_only, ublk: None };
+        let (name, pool_id) = (volume.name.clone(), hex(&handle.id()));
+        let record = Record { pool, volume: name, id, pool_id, read_only, ublk: None };
         let place = match self.front_end(&wish)? {
             FrontEnd::Nbd => {
                 self.0.attachments.add(record).await?;
                 String::new()
             }
             FrontEnd::Ublk => {
-                let view = self.attach_device(&handle, &volume, record, &wish).await?;
+                let view = self.attach_device(handle, volume, record, &wish).await?;
                 view.path.map(|path| format!(" as {}", path.display())).unwrap_or_default()
             }
         };
         let how = if read_only || handle.is_read_only() { ", read-only" } else { "" };
-        let text = format!("volume {} was attached{place}{how}", shown(name));
-        self.events().publish(EventKind::VolumeAttached, handle.name(), name, text);
-        Ok((true, self.describe(&handle, name).await?))
+        let text = format!("volume {} was attached{place}{how}", shown(&volume.name));
+        self.events().publish(EventKind::VolumeAttached, handle.name(), &volume.name, text);
+        Ok(true)
+    }
+
+    /// Whether a volume is attached in this way. An error if it is attached in another.
+    pub(super) fn is_attached_so(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+        wish: &AttachWish,
+    ) -> Result<bool, Error> {
+        let present = self.0.attachments.get(pool.name(), &volume.name);
+        let Some(present) = present.filter(|present| present.record.is_of(pool, volume.id)) else {
+            return Ok(false);
+        };
+        let read_only = wish.read_only || volume.kind == VolumeKind::Snapshot;
+        same_attachment(&present.record, &AttachWish { read_only, ..*wish })?;
+        Ok(true)
     }
 
     /// Makes a volume unreachable: whether it was reachable, and how many connections were ended.
@@ -197,14 +269,8 @@ impl Control {
         let handle = self.pool(pool)?;
         let _guard = self.lock(pool, name).await;
         let volume = existing(&handle, name)?;
-        let clients = self.connections_of(&handle, volume.id);
-        if clients > 0 && !force {
-            let problem = format!(
-                "has {clients} connection{}: end {} first, or use force",
-                if clients == 1 { "" } else { "s" },
-                if clients == 1 { "it" } else { "them" },
-            );
-            return Err(Error::in_use(format!("volume {}", shown(name)), problem));
+        if !force {
+            self.check_unused(&handle, &volume)?;
         }
         let attached = self.0.attachments.get(handle.name(), name);
         let written = attached.is_some_and(|attached| !attached.record.read_only);
@@ -213,6 +279,20 @@ impl Control {
             empty_log(&handle).await;
         }
         Ok((changed, closed, self.describe(&handle, name).await?))
+    }
+
+    /// Refuses a volume with connections.
+    fn check_unused(&self, pool: &PoolHandle, volume: &VolumeSummary) -> Result<(), Error> {
+        let clients = self.connections_of(pool, volume.id);
+        if clients == 0 {
+            return Ok(());
+        }
+        let problem = format!(
+            "has {clients} connection{}: end {} first, or use force",
+            if clients == 1 { "" } else { "s" },
+            if clients == 1 { "it" } else { "them" },
+        );
+        Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem))
     }
 
     async fn disconnect(
@@ -351,10 +431,6 @@ fn same_attachment(record: &Record, wish: &AttachWish) -> Result<(), Error> {
     }
 }
 
-pub(super) fn of(pool: &PoolHandle, error: PoolError) -> Error {
-    pool_error(pool.name(), error)
-}
-
 pub(super) fn existing(pool: &PoolHandle, name: &str) -> Result<VolumeSummary, Error> {
     checked_name(name)?;
     find(pool, name).ok_or_else(|| Error::not_found("volume", name))
@@ -382,6 +458,11 @@ pub(super) fn rounded(pool: &PoolHandle, size: u64, limit: u64) -> Result<u64, E
 
 pub(super) fn checked_name(name: &str) -> Result<(), Error> {
     check_name(name).map_err(|allowed| Error::invalid("name", name, allowed))
+}
+
+/// The same for a name that is to be given.
+pub(super) fn checked_new_name(name: &str) -> Result<(), Error> {
+    check_new_name(name).map_err(|allowed| Error::invalid("name", name, allowed))
 }
 
 fn checked_block_size(block_size: u32, pool: &PoolHandle) -> Result<u32, Error> {

@@ -17,6 +17,9 @@ impl From<MapperError> for Error {
             MapperError::Name(InvalidName { name, problem }) => {
                 Self::invalid("name", name, problem.trim_start_matches("must "))
             }
+            MapperError::DeviceSize { name, size, allowed } => {
+                Self::invalid(format!("size of {name}"), size, allowed)
+            }
             MapperError::NoVolume(name) => Self::not_found("volume", &name),
             MapperError::Exists { name, field, existing, asked } => Self::Exists {
                 what: "volume",

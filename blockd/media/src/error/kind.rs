@@ -26,6 +26,8 @@ pub enum ErrorKind {
     Io,
     /// Damaged or unsupported.
     Corrupt,
+    /// Ended by a signal.
+    Interrupted,
 }
 
 /// The external representation of a kind.
@@ -57,7 +59,7 @@ pub(super) const fn row(
 
 /// The one table of kinds. Exit code 0 is success, and 2 is a command line that can't be
 /// understood.
-pub const KINDS: [KindRow; 10] = [
+pub const KINDS: [KindRow; 11] = [
     row(
         ErrorKind::Unexpected,
         "unexpected",
@@ -127,6 +129,14 @@ pub const KINDS: [KindRow; 10] = [
         10,
         (Code::DataLoss, v1::ErrorKind::Corrupt),
         "damaged or unsupported data",
+    ),
+    row(
+        ErrorKind::Interrupted,
+        "interrupted",
+        // As a shell has it of a program that Ctrl-C ends.
+        130,
+        (Code::Cancelled, v1::ErrorKind::Interrupted),
+        "interrupted by Ctrl-C or SIGTERM",
     ),
 ];
 

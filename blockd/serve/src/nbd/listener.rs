@@ -6,6 +6,7 @@
 //! with an export are limited too, for each host and for all together; when all places are taken,
 //! an idle connection is closed.
 
+mod greetings;
 mod handshakes;
 mod socket;
 
@@ -24,6 +25,7 @@ use tokio::task::JoinHandle;
 use super::handshake::{self, Accepted, Failure, Server, Stream, Tls};
 use super::places::{Hosts, Places};
 use super::{Exports, Origin, Peer, Sessions};
+use greetings::Greetings;
 use handshakes::Handshakes;
 use socket::SocketFile;
 
@@ -263,6 +265,7 @@ async fn accept<E: Exports, S: Sessions<E::Volume>>(
 ) {
     let hosts = Hosts::new(limits.connections_per_peer);
     let mut refusals = Refusals::default();
+    let greetings = Arc::new(Greetings::default());
     let mut handshakes =
         Handshakes::new(limits.handshakes, limits.connections, limits.handshake_time);
     let ended = Arc::new(Notify::new());
@@ -295,8 +298,9 @@ async fn accept<E: Exports, S: Sessions<E::Volume>>(
         while let Some(accepted) = handshakes.next(&stats) {
             let peer = accepted.origin.peer;
             let (server, stats, ended) = (Arc::clone(&server), Arc::clone(&stats), ended.clone());
+            let greetings = Arc::clone(&greetings);
             let task = tokio::spawn(async move {
-                serve_one(&server, &stats, accepted).await;
+                serve_one(&server, &stats, &greetings, accepted).await;
                 ended.notify_one();
             });
             handshakes.started(peer, task.abort_handle());
@@ -345,9 +349,10 @@ impl Drop for Counted<'_> {
 async fn serve_one<E: Exports, S: Sessions<E::Volume>>(
     server: &Server<E, S>,
     stats: &ListenerStats,
+    greetings: &Greetings,
     accepted: Accepted,
 ) {
-    let peer = accepted.peer.clone();
+    let (peer, origin) = (accepted.peer.clone(), accepted.origin.peer);
     stats.handshakes.fetch_add(1, Ordering::Relaxed);
     let counted = Counted(&stats.handshakes);
     let work = handshake::negotiate(accepted, server);
@@ -356,7 +361,7 @@ async fn serve_one<E: Exports, S: Sessions<E::Volume>>(
     match result {
         Ok(Ok((stream, session))) => {
             stats.negotiated.fetch_add(1, Ordering::Relaxed);
-            tracing::info!(peer, export = session.export, "connected");
+            greetings.connected(&peer, origin, &session.export);
             server.sessions.connect(stream, session);
         }
         Ok(Err(failure)) => {

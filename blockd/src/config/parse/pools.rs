@@ -6,7 +6,7 @@ use blockd_control::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish, Spa
 use blockd_mapper::geometry::MAX_DEVICES;
 use blockd_mapper::space::{Mark, Marks};
 use blockd_media::error::Error;
-use blockd_media::names::check_name;
+use blockd_media::names::check_new_name;
 use blockd_media::pool::{PmemOptions, path_of_namespace};
 use blockd_media::units::{MAX_SIZE, parse_size};
 use blockd_pmem::platform::RegionKey;
@@ -39,7 +39,7 @@ pub fn note_others(pools: &mut [PoolConfig]) {
 impl Source<'_> {
     pub(super) fn pool(&self, index: &str, pool: &Pool) -> Result<PoolConfig, Error> {
         let key = |name| ["pool", index, name];
-        if let Err(allowed) = check_name(&pool.name) {
+        if let Err(allowed) = check_new_name(&pool.name) {
             return Err(self.refuse(&key("name"), &pool.name, allowed));
         }
         let kind = self.kind(index, pool)?;

@@ -78,6 +78,7 @@ control! {
         import_pool: ImportPoolRequest -> ImportPoolResponse;
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
         fold_pool: FoldPoolRequest -> FoldPoolResponse;
+        add_volume: AddVolumeRequest -> AddVolumeResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
         space: SpaceRequest -> SpaceResponse;
         attach_volume: AttachVolumeRequest -> AttachVolumeResponse;

@@ -4,7 +4,7 @@ use std::sync::MutexGuard;
 
 use blockd_media::clock::wall_ms;
 use blockd_media::error::{Error, shown};
-use blockd_media::names::check_name;
+use blockd_media::names::check_new_name;
 use blockd_pmem::platform::provision::{MAX_NAME, NamespaceSpec};
 use blockd_pmem::platform::step::{HUGE_PAGE, Step};
 use blockd_pmem::platform::{Inventory, Namespace, Uuid, choose, new_uuid, raw_size_for};
@@ -67,7 +67,8 @@ impl DirectPool {
 
     /// Makes a volume. True if it is new.
     pub fn create(&self, wish: &CreateWish) -> Result<(bool, VolumeView), Error> {
-        check_name(&wish.name).map_err(|allowed| Error::invalid("name", &wish.name, allowed))?;
+        check_new_name(&wish.name)
+            .map_err(|allowed| Error::invalid("name", &wish.name, allowed))?;
         if wish.size == 0 {
             return Err(Error::invalid("size_bytes", 0, "more than 0"));
         }

@@ -8,7 +8,7 @@ use blockd_media::pool::PmemOptions;
 use blockd_media::units::from_wire;
 
 use super::super::Control;
-use super::super::volumes::checked_name;
+use super::super::volumes::checked_new_name;
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 
 /// Refuses what is said of persistent memory where the pool isn't in that.
@@ -70,7 +70,7 @@ pub(super) fn wanted_pool(
     control: &Control,
     asked: &v1::CreatePoolRequest,
 ) -> Result<PoolConfig, Error> {
-    checked_name(&asked.name)?;
+    checked_new_name(&asked.name)?;
     let size = from_wire(asked.size_bytes, asked.size_gb)?;
     let in_memory = asked.kind() == v1::DeviceKind::Memory;
     let path = PathBuf::from(&asked.path);

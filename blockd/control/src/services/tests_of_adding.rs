@@ -1,0 +1,112 @@
+//! A volume is added whole or not at all, and deleted whole or not at all.
+
+use blockd_api::v1;
+use tonic::Code;
+
+use super::testing::Rig;
+use super::tests::{MIB, attach, create, delete, refused};
+
+fn add(name: &str, configure: v1::ConfigureVolumeRequest) -> v1::AddVolumeRequest {
+    v1::AddVolumeRequest {
+        create: Some(create(name, 4 * MIB)),
+        configure: Some(configure),
+        attach: Some(attach("")),
+    }
+}
+
+fn quota(mib: i64) -> v1::ConfigureVolumeRequest {
+    v1::ConfigureVolumeRequest { quota_bytes: Some(mib * MIB), ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_volume_is_added_once_with_all_its_parts() {
+    let mut rig = Rig::new().await;
+    let first = rig.client.add_volume(add("a", quota(2))).await.unwrap().into_inner();
+    let parts = (first.changed, first.created, first.configured, first.attached);
+    assert_eq!(parts, (true, true, true, true));
+    let volume = first.volume.unwrap();
+    assert!(volume.attached && volume.nbd_uri.ends_with("n.sock"), "{volume:?}");
+    assert_eq!(volume.settings.unwrap().quota_bytes, 2 * MIB);
+    let again = rig.client.add_volume(add("a", quota(2))).await.unwrap().into_inner();
+    assert!(!again.changed && !again.created && !again.configured && !again.attached);
+    assert_eq!(again.volume, Some(volume));
+    let other = rig.client.add_volume(add("a", quota(3))).await.unwrap().into_inner();
+    assert_eq!((other.created, other.configured, other.attached), (false, true, false));
+    // Without settings and attachment, it is created alone.
+    let alone =
+        v1::AddVolumeRequest { create: Some(create("b", MIB)), ..v1::AddVolumeRequest::default() };
+    let alone = rig.client.add_volume(alone).await.unwrap().into_inner();
+    assert!(alone.created && !alone.volume.unwrap().attached);
+}
+
+#[tokio::test]
+async fn after_a_part_that_fails_nothing_is_changed() {
+    let mut rig = Rig::new().await;
+    rig.client.add_volume(add("old", quota(2))).await.unwrap();
+    let before = rig.volumes().await;
+    let thick = v1::ConfigureVolumeRequest { thick: Some(true), ..Default::default() };
+    let too_thick =
+        v1::AddVolumeRequest { create: Some(create("new", 1024 * MIB)), ..add("new", thick) };
+    let contrary = v1::ConfigureVolumeRequest { reservation_bytes: Some(3 * MIB), ..quota(2) };
+    let device = v1::AddVolumeRequest {
+        attach: Some(v1::AttachVolumeRequest { front_end: 1, ..attach("") }),
+        ..add("new", quota(2))
+    };
+    let larger =
+        v1::AddVolumeRequest { create: Some(create("old", 8 * MIB)), ..add("old", quota(3)) };
+    let read_only = v1::AddVolumeRequest {
+        attach: Some(v1::AttachVolumeRequest { read_only: true, ..attach("") }),
+        ..add("old", quota(3))
+    };
+    for (asked, code) in [
+        (too_thick, Code::ResourceExhausted),
+        (add("new", contrary.clone()), Code::InvalidArgument),
+        (add("old", contrary), Code::InvalidArgument),
+        (device, Code::InvalidArgument),
+        (larger, Code::AlreadyExists),
+        (read_only, Code::FailedPrecondition),
+    ] {
+        let status = rig.client.add_volume(asked.clone()).await.unwrap_err();
+        assert_eq!(status.code(), code, "{asked:?}: {status}");
+        assert!(status.message().ends_with("; nothing was changed"), "{}", status.message());
+        assert_eq!(rig.volumes().await, before, "{asked:?}");
+    }
+    let nothing = rig.client.add_volume(v1::AddVolumeRequest::default()).await;
+    refused(nothing, Code::InvalidArgument, "create", "missing");
+}
+
+#[tokio::test]
+async fn settings_come_back_when_a_volume_that_is_there_cannot_be_attached() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("old", 4 * MIB)).await.unwrap();
+    let before = rig.volumes().await;
+    // The list of attachments can't be written.
+    let file = rig.folder.path().join("attachments.json");
+    std::fs::create_dir(&file).unwrap();
+    for name in ["old", "new"] {
+        let status = rig.client.add_volume(add(name, quota(2))).await.unwrap_err();
+        assert!(status.message().ends_with("; nothing was changed"), "{}", status.message());
+        assert_eq!(rig.volumes().await, before);
+    }
+    std::fs::remove_dir(&file).unwrap();
+    assert!(rig.client.add_volume(add("old", quota(2))).await.unwrap().into_inner().attached);
+}
+
+#[tokio::test]
+async fn an_attached_volume_is_deleted_in_one_call_unless_it_is_in_use() {
+    let mut rig = Rig::new().await;
+    let made = rig.client.add_volume(add("a", quota(2))).await.unwrap().into_inner();
+    let asked = || v1::DeleteVolumeRequest { detach: true, ..delete("a", false) };
+    let problem = "is attached: detach it first, or use force";
+    let alone = rig.client.delete_volume(delete("a", false)).await;
+    refused(alone, Code::FailedPrecondition, "volume a", problem);
+    rig.connect(made.volume.unwrap().id);
+    let problem = "has 1 connection: end it first, or use force";
+    let used = rig.client.delete_volume(asked()).await;
+    refused(used, Code::FailedPrecondition, "volume a", problem);
+    assert!(rig.volumes().await[0].attached);
+    rig.data_path.connections.lock().clear();
+    let gone = rig.client.delete_volume(asked()).await.unwrap().into_inner();
+    assert!(gone.changed && gone.detached);
+    assert!(rig.volumes().await.is_empty());
+}
