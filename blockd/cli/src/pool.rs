@@ -1,6 +1,7 @@
 //! `blockd pool`.
 
 mod create;
+mod feature;
 mod fold;
 mod map;
 
@@ -15,6 +16,7 @@ use super::output::terminal::Tone;
 use super::{Context, amount, answers, node, pool_tools};
 
 pub(crate) use create::{Create, Open};
+pub(crate) use feature::Feature;
 pub(crate) use fold::Fold;
 pub(crate) use map::Map;
 
@@ -31,6 +33,8 @@ pub(crate) enum Pool {
     Open(Open),
     Grow(Grow),
     Fold(Fold),
+    #[command(subcommand)]
+    Feature(Feature),
     Check(pool_tools::Check),
     Dump(pool_tools::Dump),
     Restore(pool_tools::Restore),
@@ -77,6 +81,7 @@ impl Pool {
             Self::Open(open) => open.run(context).await,
             Self::Grow(grow) => grow.run(context).await,
             Self::Fold(fold) => fold.run(context).await,
+            Self::Feature(feature) => feature.run(context).await,
             Self::Check(check) => check.run(context),
             Self::Dump(dump) => dump.run(context),
             Self::Restore(restore) => restore.run(context),

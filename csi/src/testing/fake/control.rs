@@ -74,6 +74,7 @@ control! {
         open_pool: OpenPoolRequest -> OpenPoolResponse;
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
         fold_pool: FoldPoolRequest -> FoldPoolResponse;
+        set_pool_feature: SetPoolFeatureRequest -> SetPoolFeatureResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
         space: SpaceRequest -> SpaceResponse;
         attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
