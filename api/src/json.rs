@@ -158,6 +158,7 @@ json! {
         abandoned,
         settled,
         rate_bytes,
+        disabling,
     }
     v1::Device as device {
         path = text(&device.path),

@@ -205,3 +205,90 @@ fn a_pool_made_without_composite_entries_copies_the_extent() {
     assert_eq!(daemon.json(&["pool", "fold", "plain", "--now"])["changed"], false);
     assert_eq!(pool(&daemon, "default")["folds"]["enabled"], true);
 }
+
+/// Whether `pool feature enable` or `disable` changed something, and whether the pool has composite
+/// entries now.
+fn set_feature(daemon: &Daemon, verb: &str) -> (bool, bool) {
+    let set = daemon.json(&["pool", "feature", verb, "composite", "default"]);
+    assert_eq!((&set["pool"], &set["feature"]), (&"default".into(), &"composite".into()));
+    (set["changed"].as_bool().unwrap(), set["folds"]["enabled"].as_bool().unwrap())
+}
+
+#[test]
+fn composite_entries_are_turned_on_and_off_while_a_volume_is_written() {
+    let mut daemon = Daemon::start_with("1G", "composite = false");
+    let (mut client, mut bytes) = shared(&daemon, "default");
+    let first = bytes.clone();
+    assert!(daemon.ok(&["pool", "feature", "list"]).contains("off"));
+    assert_eq!(set_feature(&daemon, "enable"), (true, true));
+    assert_eq!(set_feature(&daemon, "enable"), (false, true));
+    let said = daemon.ok(&["pool", "feature", "enable", "composite"]);
+    assert_eq!(said, "default: composite is on, no entry, unchanged\n");
+    for extent in 0..16 {
+        write(&mut client, &mut bytes, extent * EXTENT + BLOCK, &pattern(BLOCK, 2));
+    }
+    client.flush().unwrap();
+    assert_eq!(mapped(&daemon, "default", "data").1, 8 * MIB + 16 * EXTENT);
+    daemon.ok(&["snapshot", "data", "--tag", "2"]);
+    let second = bytes.clone();
+    write(&mut client, &mut bytes, 20 * EXTENT, &pattern(BLOCK, 3));
+    assert_eq!(composite_entries(&daemon), 16 + 17);
+
+    std::thread::scope(|scope| {
+        let disabling = scope.spawn(|| set_feature(&daemon, "disable"));
+        for round in 0..200 {
+            let at = (round * 7 % 32) * EXTENT + round * BLOCK % EXTENT;
+            write(&mut client, &mut bytes, at, &pattern(BLOCK, 4));
+        }
+        assert_eq!(disabling.join().unwrap(), (true, false));
+    });
+    client.flush().unwrap();
+    drop(client);
+    assert_eq!(composite_entries(&daemon), 0);
+    assert_eq!(set_feature(&daemon, "disable"), (false, false));
+    for is_new in [false, true] {
+        if is_new {
+            daemon.kill();
+            daemon.start_again();
+        }
+        holds(&daemon, "data", &bytes);
+        for (snapshot, held) in [("data@1", &first), ("data@2", &second)] {
+            daemon.ok(&["attach", snapshot]);
+            holds(&daemon, snapshot, held);
+            daemon.ok(&["detach", snapshot]);
+        }
+    }
+    assert!(daemon.terminate().success());
+    let path = daemon.dir.join("default.pool").display().to_string();
+    assert!(daemon.ok(&["pool", "check", &path]).contains("sound"));
+    let said = daemon.ok(&["pool", "downgrade", "--to", "1.0", &path]);
+    assert_eq!(said, "the pool is of version 1.0 already\n");
+}
+
+#[test]
+fn a_daemon_that_ends_while_it_turns_them_off_leaves_them_on() {
+    let mut daemon = Daemon::start_with("1G", "[pool.space]\nfold_rate = \"1M\"");
+    let (mut client, mut bytes) = shared(&daemon, "default");
+    // Half of each extent: 4 MiB are to be copied, which takes some four seconds.
+    for extent in 0..32 {
+        write(&mut client, &mut bytes, extent * EXTENT, &pattern(EXTENT / 2, 9));
+    }
+    client.flush().unwrap();
+    drop(client);
+    let disable = ["pool", "feature", "disable", "composite", "--wait", "100ms"];
+    let (code, line) = daemon.failure(&disable);
+    assert_eq!(code, 7, "{line}");
+    assert!(line.contains("composite entries left after 100ms"), "{line}");
+    assert!(daemon.ok(&["pool", "feature", "list"]).contains("being turned off"));
+    daemon.kill();
+    daemon.start_again();
+    assert_eq!(pool(&daemon, "default")["folds"]["disabling"], false);
+    holds(&daemon, "data", &bytes);
+    set_rate(&daemon, "fold_rate = \"1M\"", "fold_rate = 0", 0);
+    let (code, line) = daemon.failure(&disable);
+    assert_eq!(code, 7, "{line}");
+    assert!(line.contains("fold_rate is 0"), "{line}");
+    set_rate(&daemon, "fold_rate = 0", "fold_rate = \"1G\"", 1 << 30);
+    assert_eq!(set_feature(&daemon, "disable"), (true, false));
+    holds(&daemon, "data", &bytes);
+}

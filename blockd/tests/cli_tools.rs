@@ -344,7 +344,9 @@ fn a_pool_is_made_older_only_where_that_loses_nothing() {
     daemon.start_again();
     assert!(daemon.terminate().success());
     let (code, error) = daemon.failure(&["pool", "downgrade", "--to", &own, path]);
-    assert!(code != 0 && error.contains("uses features 0x1, which 1.0 doesn't know"), "{error}");
+    let hint =
+        "uses features 0x1, which 1.0 doesn't know: run `blockd pool feature disable composite`";
+    assert!(code != 0 && error.contains(hint), "{error}");
     let mut plain = Daemon::start_with("64M", "composite = false");
     assert!(plain.terminate().success());
     let of_plain = plain.dir.join("default.pool").display().to_string();

@@ -94,6 +94,9 @@ mutations! {
     FoldUndrained "K6" "a fold does not wait for older IO to end";
     FoldUnderStructure "K6" "structure changes do not wait for folds";
     FoldBeforeData "K7" "a fold is published before its data is written";
+    CompositeBeforeBit "K13" "entries are composite before the superblock says that they may be";
+    BitBeforeLog "K13" "the superblock says that entries are plain while the log may still take a \
+                        record of a composite one";
     DiffTrustsShared "diff" "a leaf with any sharer is taken for the same in both";
     AccountByLeaf "account" "an extent counts as exclusive if its leaf is";
 }
@@ -140,6 +143,8 @@ situations! {
     FoldedDown "an overlay was folded down into its base";
     FoldedUp "a base was folded up into its overlay";
     BasesWritten "a checkpoint wrote a page of bases";
+    CompositeEnabled "composite entries were turned on in an open pool";
+    CompositeDisabled "the last composite entry was folded, and they were turned off";
     Passdown "freed extents were passed down to the media";
 }
 

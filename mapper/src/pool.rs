@@ -1,5 +1,6 @@
 //! The state of an open pool that workers and the engine share.
 
+mod composites;
 mod free_space;
 mod tuning;
 
@@ -23,6 +24,7 @@ use crate::units::{DeviceIndex, LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId
 use crate::volume::Volume;
 use crate::volumes::Volumes;
 
+pub(crate) use composites::Composites;
 pub(crate) use free_space::FreeSpace;
 pub use free_space::split;
 pub use tuning::{Space, Tuning};
@@ -30,6 +32,10 @@ pub use tuning::{Space, Tuning};
 /// Limit of workers of a pool: each has a bit in a word of waiters, and the engine has the last
 /// one.
 pub const MAX_WORKERS: usize = 63;
+
+/// Units of the ring that a change of an entry may take, also in pools whose entries are plain: a
+/// change that is in flight while they stop being so finds its room.
+pub(crate) const CHANGE_UNITS: u64 = 2;
 
 /// Shared by the engine and all workers of one open pool.
 #[derive(Debug)]
@@ -67,8 +73,8 @@ pub struct Pool {
     /// Copies of leaves that changed before a running checkpoint wrote them.
     pub(crate) shadows: Mutex<Vec<(LeafId, LeafId)>>,
     pub(crate) read_only: bool,
-    /// Whether entries may be composite.
-    pub(crate) composite: bool,
+    /// Whether entries may be composite: a value of [`Composites`].
+    composites: AtomicU8,
     /// A composite entry may have become one that is to be folded.
     pub(crate) fold_wanted: AtomicBool,
     /// Whether taking an extent needs an allowance.
@@ -316,25 +322,15 @@ impl Pool {
         self.want_engine();
     }
 
-    pub(crate) fn want_commit(&self) {
-        self.wake.0.commit.store(true, Ordering::SeqCst);
+    /// Makes the engine look for composite entries that are to be folded.
+    pub(crate) fn want_folds(&self) {
+        self.fold_wanted.store(true, Ordering::Release);
         self.want_engine();
     }
 
-    /// Units of the ring that a change of an entry may take.
-    pub(crate) const fn change_units(&self) -> u64 {
-        if self.composite { 2 } else { 1 }
-    }
-
-    /// Whether entries may be composite.
-    #[must_use]
-    pub fn has_composite(&self) -> bool {
-        self.composite
-    }
-
-    /// Pages that a leaf may take: with composite entries it has an under page.
-    pub(crate) const fn leaf_pages(&self) -> u64 {
-        if self.composite { 2 } else { 1 }
+    pub(crate) fn want_commit(&self) {
+        self.wake.0.commit.store(true, Ordering::SeqCst);
+        self.want_engine();
     }
 
     /// The position in the device table of the device that the caller knows by this index.
@@ -483,7 +479,7 @@ impl Pool {
             changed: Mutex::new(Vec::with_capacity(1024)),
             shadows: Mutex::new(Vec::with_capacity(1024)),
             read_only,
-            composite,
+            composites: Composites::at_open(composite),
             fold_wanted: AtomicBool::new(composite),
             slows_down: AtomicBool::new(false),
             waiting_order: AtomicU64::new(0),

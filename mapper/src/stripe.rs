@@ -94,6 +94,11 @@ impl Stripe {
         self.in_flight.iter_mut().filter(|w| !w.page_promised)
     }
 
+    /// Whether a write in flight may make an entry composite.
+    pub(crate) fn redirects(&self) -> bool {
+        self.in_flight.iter().any(|w| w.redirects)
+    }
+
     pub(crate) fn add(&mut self, write: SlowWrite) {
         debug_assert!(!self.is_full(), "callers ask is_full first");
         self.in_flight.push(write);

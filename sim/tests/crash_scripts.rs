@@ -28,7 +28,7 @@ const CAUGHT: [Mutation; 12] = [
 ];
 
 /// All that a composite entry meets in its life.
-const MET: [Situation; 7] = [
+const MET: [Situation; 9] = [
     Situation::Redirected,
     Situation::OverlayGrew,
     Situation::OverlayCopied,
@@ -36,6 +36,8 @@ const MET: [Situation; 7] = [
     Situation::FoldedDown,
     Situation::FoldedUp,
     Situation::BasesWritten,
+    Situation::CompositeEnabled,
+    Situation::CompositeDisabled,
 ];
 
 fn run(nested_every: u64, counts: &mut Counts) -> Result<(), String> {

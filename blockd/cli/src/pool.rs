@@ -3,6 +3,7 @@
 mod close;
 mod create;
 mod delete;
+mod feature;
 mod fold;
 mod hand_on;
 mod map;
@@ -21,6 +22,7 @@ use super::{Context, amount, answers, node, pool_tools};
 pub(crate) use close::Close;
 pub(crate) use create::{Create, Open};
 pub(crate) use delete::Delete;
+pub(crate) use feature::Feature;
 pub(crate) use fold::Fold;
 pub(crate) use hand_on::{Export, Import};
 pub(crate) use map::Map;
@@ -43,6 +45,8 @@ pub(crate) enum Pool {
     Scan(pool_tools::Scan),
     Grow(Grow),
     Fold(Fold),
+    #[command(subcommand)]
+    Feature(Feature),
     Check(pool_tools::Check),
     Dump(pool_tools::Dump),
     Restore(pool_tools::Restore),
@@ -94,6 +98,7 @@ impl Pool {
             Self::Scan(scan) => scan.run(context),
             Self::Grow(grow) => grow.run(context).await,
             Self::Fold(fold) => fold.run(context).await,
+            Self::Feature(feature) => feature.run(context).await,
             Self::Check(check) => check.run(context),
             Self::Dump(dump) => dump.run(context),
             Self::Restore(restore) => restore.run(context),

@@ -73,6 +73,8 @@ pub(crate) struct Checkpoint {
     index_pages: u64,
     /// Marks the pool clean: nothing may change any more.
     closes: bool,
+    /// The features of the map as it was at the cut.
+    incompat: u64,
     last_ns: u64,
     /// Checkpoints finished since the pool was opened.
     pub(crate) finished: u64,
@@ -195,8 +197,9 @@ impl Engine {
         drop(volumes);
         let checkpoint = &mut self.checkpoint;
         checkpoint.dead.append(&mut self.releases.dead_pages);
-        checkpoint.phase = if pool.composite { Phase::Bases } else { Phase::Leaves };
+        checkpoint.phase = if pool.has_composite() { Phase::Bases } else { Phase::Leaves };
         checkpoint.closes = closes;
+        checkpoint.incompat = self.feature.incompat(self.superblock.incompat);
         checkpoint.wanted = false;
         self.checkpoint.index_pages =
             self.index_pages(self.checkpoint.pending.len() as u64) + self.new_tree_pages;
@@ -242,6 +245,7 @@ impl Engine {
         let closes = self.checkpoint.closes;
         let block = Superblock {
             clean: closes,
+            incompat: self.checkpoint.incompat,
             boot_id: if closes { [0; 16] } else { self.superblock.boot_id },
             checkpoint_lsn: self.checkpoint.lsn,
             wal_tail_sequence: self.checkpoint.tail,

@@ -165,7 +165,7 @@ impl Engine {
         self.answer_durable();
     }
 
-    fn end(&mut self, id: ControlId, result: Result<Outcome, MapperError>) {
+    pub(super) fn end(&mut self, id: ControlId, result: Result<Outcome, MapperError>) {
         self.controls.outcomes.push_back((id, result));
     }
 
@@ -231,6 +231,11 @@ impl Engine {
                 Ok(extents) => self.begin_checkpoint_for(id, Outcome::Grown { extents }),
                 Err(error) => self.end(id, Err(error)),
             },
+            Control::SetComposite { enabled: true } => self.enable_composite(id),
+            Control::SetComposite { enabled: false } => match self.disable_composite() {
+                Ok(outcome) => self.end_when_durable(id, outcome),
+                Err(error) => self.end(id, Err(error)),
+            },
             other => match self.prepare(&other) {
                 Err(error) => self.end(id, Err(error)),
                 Ok(Prepared::Already(outcome)) => self.end_when_durable(id, outcome),
@@ -258,7 +263,7 @@ impl Engine {
         true
     }
 
-    fn begin_checkpoint_for(&mut self, id: ControlId, outcome: Outcome) {
+    pub(super) fn begin_checkpoint_for(&mut self, id: ControlId, outcome: Outcome) {
         self.checkpoint.request();
         self.pool.want_engine();
         let after = self.checkpoint.finished;
@@ -275,10 +280,14 @@ impl Engine {
                     self.controls.current = Some(Current::Checkpoint { id, after, outcome });
                     return false;
                 }
-                if matches!(outcome, Outcome::Grown { .. }) {
-                    self.use_new_extents();
+                match outcome {
+                    Outcome::Enabled => self.finish_enabling(id),
+                    Outcome::Grown { .. } => {
+                        self.use_new_extents();
+                        self.end(id, Ok(outcome));
+                    }
+                    _ => self.end(id, Ok(outcome)),
                 }
-                self.end(id, Ok(outcome));
                 true
             }
             Current::Closing { id, final_begun } => self.close(id, final_begun),
@@ -329,6 +338,10 @@ impl Engine {
         for volume in &gated {
             // A deleted volume stays deleted.
             let _ = volume.state.compare_exchange(GATED, OPEN, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        if pool.is_leaving() {
+            // A volume or snapshot may have composite entries that it had not.
+            pool.want_folds();
         }
         pool.bump();
         match applied {

@@ -10,6 +10,11 @@
 //! 3. Down: the entry is durable (K5), and so every durable map hides what is written over.
 //! 4. The copy; then the record (K7), unless a discard has changed the entry meanwhile (K2).
 //!
+//! While the pool is to be without composite entries, every one of them is folded: also up
+//! into an overlay that others share, and in a leaf that others share, of which the volume or
+//! snapshot gets its own copy then. Blocks that another holder's fold has put there are not copied
+//! again.
+//!
 //! No promise depends on a fold (K11): a fold that meets an obstacle ends without a change, and is
 //! tried again later.
 
@@ -19,7 +24,7 @@ use crate::change::Site;
 use crate::entry::{Composite, Entry};
 use crate::io::{IoBuffer, IoError, IoOp};
 use crate::mutation::{Mutation, Situation, active, met};
-use crate::pool::{Pool, split};
+use crate::pool::{CHANGE_UNITS, Pool, split};
 use crate::space::SpaceState;
 use crate::stripe::Stripe;
 use crate::sync::{Mutex, Ordering};
@@ -57,6 +62,8 @@ pub struct FoldStatus {
     pub settled: bool,
     /// Whether entries of the pool may be composite.
     pub is_enabled: bool,
+    /// Whether all of them are being folded, so that the pool has none any more.
+    pub is_leaving: bool,
     /// Bytes a second that folds may copy; 0: nothing is folded.
     pub rate: u64,
 }
@@ -182,7 +189,8 @@ impl Engine {
             composite,
             running: self.folds.running.len() as u64,
             settled: self.folds.is_idle() && !self.pool.fold_wanted.load(Ordering::Acquire),
-            is_enabled: self.pool.composite,
+            is_enabled: self.pool.has_composite(),
+            is_leaving: self.pool.is_leaving(),
             rate: self.folds.rate,
             ..self.folds.status
         }
@@ -190,8 +198,7 @@ impl Engine {
 
     /// Looks for entries to be folded now, and not only when something has changed.
     pub fn fold_now(&mut self) {
-        self.pool.fold_wanted.store(true, Ordering::Release);
-        self.pool.want_engine();
+        self.pool.want_folds();
     }
 
     /// Sets the bytes a second that folds may copy from now on. With 0 no more folds begin, and
@@ -221,7 +228,7 @@ impl Engine {
     }
 
     pub(super) fn step_folds(&mut self) {
-        if !self.pool.composite || self.pool.read_only {
+        if !self.pool.has_composite() || self.pool.read_only {
             return;
         }
         let is_off = self.folds.rate == 0;
@@ -355,7 +362,8 @@ impl Engine {
             return Stage::Ending(false);
         }
         fold.bits = if fold.is_down() { it.top } else { it.under & !it.top };
-        fold.left = fold.bits;
+        let there = if fold.is_down() { 0 } else { find::in_overlay(pool, fold) };
+        fold.left = fold.bits & !there;
         Stage::Copying
     }
 
@@ -422,8 +430,8 @@ impl Engine {
     /// Publishes a fold, or ends it without a change. `false`: there is no room for the record yet.
     fn end_fold(&mut self, at: usize, is_copied: bool) -> bool {
         let pool = Arc::clone(&self.pool);
-        let (slot, reserved) = (pool.tuning.workers, pool.change_units());
-        if !pool.ring.reserve(slot, reserved) {
+        let slot = pool.tuning.workers;
+        if !pool.ring.reserve(slot, CHANGE_UNITS) {
             pool.want_commit();
             return false;
         }
@@ -447,7 +455,7 @@ impl Engine {
             _ => now,
         };
         if new == now || !has_leaves {
-            pool.ring.release(slot, reserved);
+            pool.ring.release(slot, CHANGE_UNITS);
             self.folds.status.abandoned += 1;
             // Media that fails is not tried again before something else has changed.
             if !fold.failed {
@@ -459,7 +467,7 @@ impl Engine {
         } else {
             let (step, leaf) = ((now, new), || directory.load(fold.extent.slot()));
             let was_durable = leaf().is_some_and(|leaf| is_durable(&pool, leaf, self.folds.own));
-            site.set(&mut self.spares, || guard.take_lsn(1), fold.extent, step, reserved);
+            site.set(&mut self.spares, || guard.take_lsn(1), fold.extent, step, CHANGE_UNITS);
             let last = leaf().filter(|_| was_durable).map(|leaf| (leaf, last_lsn(&pool, leaf)));
             self.folds.own = last;
             met(if fold.is_down() { Situation::FoldedDown } else { Situation::FoldedUp });

@@ -21,7 +21,7 @@ const FRESH_NS: u64 = 100_000_000;
 const PAGES_AHEAD: u64 = 512;
 
 /// The same where the free rest is set aside for volumes: enough to go on with.
-const PAGES_AT_HAND: u64 = 16;
+pub(super) const PAGES_AT_HAND: u64 = 16;
 
 impl Engine {
     pub(super) fn step_grants(&mut self) {
@@ -213,7 +213,7 @@ impl Engine {
     }
 
     /// Pages that a checkpoint needs whatever is dirty: catalogue and new trees.
-    fn fixed_pages(&self) -> u64 {
+    pub(super) fn fixed_pages(&self) -> u64 {
         self.new_tree_pages
             + self.catalogue.page_count()
             + self.catalogue.tree.most_pages()
@@ -221,7 +221,7 @@ impl Engine {
             + 4
     }
 
-    fn levels(&self) -> u64 {
+    pub(super) fn levels(&self) -> u64 {
         self.trees.levels()
     }
 
@@ -231,7 +231,7 @@ impl Engine {
     }
 
     /// Returns the limit of dirty slots with `pages` free pages.
-    fn dirty_limit(&self, pages: u64) -> u64 {
+    pub(super) fn dirty_limit(&self, pages: u64) -> u64 {
         let left = pages.saturating_sub(self.fixed_pages());
         let leaf = self.pool.leaf_pages();
         (left / (leaf + self.levels())).max(left.saturating_sub(self.trees.most_pages()) / leaf)
@@ -317,7 +317,7 @@ impl Engine {
         given
     }
 
-    fn dirty_or_promised(&self) -> u64 {
+    pub(super) fn dirty_or_promised(&self) -> u64 {
         let pages = &self.pool.pages.0;
         let promised = pages.promised.load(Ordering::Relaxed).max(0).unsigned_abs();
         pages.dirty.load(Ordering::Relaxed) + promised

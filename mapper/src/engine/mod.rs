@@ -9,6 +9,7 @@ mod checkpoint;
 mod commit;
 mod control;
 mod diff;
+mod feature;
 mod fold;
 mod grant;
 mod group;
@@ -110,6 +111,7 @@ pub struct Engine {
     pub(crate) recovered: Vec<(PhysicalExtent, u64)>,
     pub(crate) space: SpacePolicy,
     pub(crate) folds: fold::Folds,
+    pub(crate) feature: feature::Feature,
     pub(crate) closing: bool,
     /// The pool is clean, and nothing is done to it any more.
     pub(crate) closed: bool,
@@ -159,6 +161,7 @@ impl Engine {
             recovered: Vec::new(),
             space: SpacePolicy::new(pool.tuning.marks),
             folds: fold::Folds::new(pool.tuning.fold_rate),
+            feature: feature::Feature::default(),
             closing: false,
             closed: false,
             opened: false,
@@ -201,6 +204,7 @@ impl Engine {
             self.step_supers();
             self.step_commit();
             self.step_checkpoint();
+            self.step_feature();
             self.step_controls();
             self.step_releases();
             self.step_awaited_epoch();
@@ -411,7 +415,7 @@ impl Engine {
             self.pool.fail(MapperError::Internal("an extent was freed that was free already"));
         }
         if std::mem::take(&mut self.releases.unshared) {
-            self.pool.fold_wanted.store(true, Ordering::Release);
+            self.pool.want_folds();
         }
         if std::mem::take(&mut self.releases.freed) > 0 {
             self.pool.bump();

@@ -8,6 +8,7 @@ use crate::entry::Entry;
 use crate::error::MapperError;
 use crate::mutation::{Mutation, active};
 use crate::plan::{ParkReason, Plan, Step};
+use crate::pool::CHANGE_UNITS;
 use crate::sync::Ordering;
 use crate::units::{ExtentIndex, SlotIndex};
 
@@ -196,7 +197,7 @@ impl Worker {
         if !self.ensure_spares(1) {
             return Err(ParkReason::Leaves);
         }
-        if !self.pool.ring.reserve(self.slot, self.pool.change_units()) {
+        if !self.pool.ring.reserve(self.slot, CHANGE_UNITS) {
             return Err(ParkReason::Ring);
         }
         Ok(())
@@ -206,7 +207,7 @@ impl Worker {
     fn promise(&self, directory: &Directory, slot: SlotIndex) -> Result<bool, ParkReason> {
         let promised = !directory.is_dirty(slot);
         if promised && !self.pool.promise_page(true) {
-            self.pool.ring.release(self.slot, self.pool.change_units());
+            self.pool.ring.release(self.slot, CHANGE_UNITS);
             return Err(ParkReason::Metadata);
         }
         Ok(promised)
@@ -229,10 +230,10 @@ impl Worker {
         let leaf = directory.load(slot).filter(|_| !busy);
         if let Some(leaf) = leaf {
             let site = Site { pool: &pool, volume, directory, ring_slot: self.slot };
-            site.unmap_slot(|| guard.take_lsn(1), slot, leaf, pool.change_units());
+            site.unmap_slot(|| guard.take_lsn(1), slot, leaf, CHANGE_UNITS);
             self.pool.want_engine();
         } else {
-            pool.ring.release(self.slot, pool.change_units());
+            pool.ring.release(self.slot, CHANGE_UNITS);
         }
         drop(stripe);
         drop(guard);
@@ -275,7 +276,7 @@ impl Worker {
         };
         match new {
             Ok(new) if new != now => {
-                let mut reserved = pool.change_units();
+                let mut reserved = CHANGE_UNITS;
                 let mut from = now;
                 if now.base().is_mapped() && !new.is_mapped() {
                     // K8: each change drops one reference. The base is the first.
@@ -290,7 +291,7 @@ impl Worker {
                     volume.cleared_until.fetch_max(until, Ordering::AcqRel);
                 }
             }
-            _ => pool.ring.release(self.slot, pool.change_units()),
+            _ => pool.ring.release(self.slot, CHANGE_UNITS),
         }
         drop(stripe);
         drop(guard);

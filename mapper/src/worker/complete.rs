@@ -12,7 +12,7 @@ use crate::mapping::Mapping;
 use crate::mutation::{Mutation, Situation, active, met};
 use crate::mutation_gate::MutationGuard;
 use crate::plan::{Answer, CommitTicket, OpKind, Plan, PlanKind};
-use crate::pool::Pool;
+use crate::pool::{CHANGE_UNITS, Pool};
 use crate::stripe::{SlowWrite, Stripe};
 use crate::sync::Ordering;
 use crate::units::PhysicalExtent;
@@ -203,28 +203,28 @@ impl Worker {
             // Never visible, and not the target of another write.
             give_back(&pool, attachment, write.target);
         }
-        let reserved = pool.change_units();
         if new == now {
-            pool.ring.release(self.slot, reserved);
+            pool.ring.release(self.slot, CHANGE_UNITS);
         } else {
             let sub_blocks = pool.geometry.sub_blocks();
             if new.is_crowded(sub_blocks) && !now.is_crowded(sub_blocks) {
-                pool.fold_wanted.store(true, Ordering::Release);
-                pool.want_engine();
+                pool.want_folds();
             }
             let step = (now, new);
-            site.set(&mut self.spares, || guard.take_lsn(1), write.extent, step, reserved);
+            site.set(&mut self.spares, || guard.take_lsn(1), write.extent, step, CHANGE_UNITS);
         }
         // The copy is visible: lookups find its target, and the source may be released.
         if let Some(source) = write.source
             && is_held(write.redirects)
             && let Some((counts, local)) = pool.counts_of(source)
             && counts.sub(local) == 0
-            && pool.composite
+            && pool.has_composite()
         {
             // The last other holder went meanwhile: the entry may be folded.
-            pool.fold_wanted.store(true, Ordering::Release);
-            pool.want_engine();
+            pool.want_folds();
+        }
+        if write.redirects && pool.is_leaving() {
+            pool.want_folds();
         }
     }
 

@@ -22,7 +22,7 @@ pub(super) struct Way {
 
 impl Way {
     pub(super) fn of(
-        composite: bool,
+        may_redirect: bool,
         entry: Entry,
         shared: Option<PhysicalExtent>,
         touched: u64,
@@ -30,7 +30,7 @@ impl Way {
     ) -> Self {
         let (top, base) = (entry.top(), entry.base());
         let partial = touched & !whole;
-        let redirects = composite
+        let redirects = may_redirect
             && shared.is_some()
             && !base.is_mapped()
             && is_worth_a_base(top.valid & !touched, top.valid);

@@ -10,6 +10,7 @@ use crate::error::MapperError;
 use crate::mapping::Mapping;
 use crate::mutation::{Mutation, active};
 use crate::plan::{OpKind, ParkReason, Plan, PlanKind, PlanOp, SlowPiece, Step};
+use crate::pool::{CHANGE_UNITS, Composites};
 use crate::stripe::{SlowWrite, Stripe};
 use crate::sync::Ordering;
 use crate::units::{ExtentIndex, PhysicalExtent, VolumeId};
@@ -218,7 +219,7 @@ impl Worker {
         drop(stripe);
         if self.next_token == token {
             // It needs no slow write, or there is none yet.
-            self.pool.ring.release(self.slot, self.pool.change_units());
+            self.pool.ring.release(self.slot, CHANGE_UNITS);
             return planned;
         }
         self.slow_in_flight += 1;
@@ -229,11 +230,10 @@ impl Worker {
     }
 
     fn reserve_record(&self) -> bool {
-        let units = self.pool.change_units();
-        let reserved = self.pool.ring.reserve(self.slot, units);
+        let reserved = self.pool.ring.reserve(self.slot, CHANGE_UNITS);
         #[cfg(feature = "mutations")]
         if active(Mutation::OverwriteFullRing) && !reserved {
-            self.pool.ring.force_reserve(self.slot, units);
+            self.pool.ring.force_reserve(self.slot, CHANGE_UNITS);
             return true;
         }
         reserved
@@ -256,7 +256,9 @@ impl Worker {
         }
         let whole = self.pool.geometry.covered(piece.from, piece.to);
         let shared = top.physical.filter(|&physical| !site.is_exclusive(piece.extent, physical));
-        let way = Way::of(self.pool.composite, entry, shared, piece.touched, whole);
+        // Under the stripe's mutex, where the end of redirects is checked.
+        let redirects = self.pool.composites() == Composites::On;
+        let way = Way::of(redirects, entry, shared, piece.touched, whole);
         if stripe.is_full() {
             stripe.await_room();
             return Planned::Park(ParkReason::InFlight);
@@ -408,7 +410,7 @@ impl Worker {
     /// The rule taken out: bits become valid before the data is there (R5b).
     fn publish_early(&mut self, volume: &Attachment, directory: &Directory, extent: ExtentIndex) {
         let pool = std::sync::Arc::clone(&self.pool);
-        if !pool.ring.reserve(self.slot, pool.change_units()) {
+        if !pool.ring.reserve(self.slot, CHANGE_UNITS) {
             return;
         }
         let guard = pool.gate.enter(self.slot);
@@ -417,14 +419,13 @@ impl Worker {
         stripe.add(write);
         let site = Site { pool: &pool, volume: &volume.volume, directory, ring_slot: self.slot };
         let old = site.entry(extent);
-        let reserved = pool.change_units();
         if write.source.is_some() || old.top().valid & write.own == write.own {
-            pool.ring.release(self.slot, reserved);
+            pool.ring.release(self.slot, CHANGE_UNITS);
             return;
         }
         let valid = old.top().valid | write.own;
         let new = Entry::of(Mapping { physical: Some(write.target), valid }, old.base());
-        site.set(&mut self.spares, || guard.take_lsn(1), extent, (old, new), reserved);
+        site.set(&mut self.spares, || guard.take_lsn(1), extent, (old, new), CHANGE_UNITS);
     }
 }
 

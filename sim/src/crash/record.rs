@@ -170,6 +170,14 @@ impl Recorder {
                 let before = std::mem::replace(&mut self.folded, folded);
                 if folded > before { Ok(()) } else { Err("nothing was folded".to_owned()) }
             }
+            Do::Disable => {
+                self.structure(step)?;
+                self.rig.check()?;
+                match self.rig.engine().fold_status().is_enabled {
+                    true => Err("composite entries are still there".to_owned()),
+                    false => Ok(()),
+                }
+            }
             _ => self.structure(step),
         }
     }
@@ -216,6 +224,8 @@ impl Recorder {
                 self.state.remove(name);
                 Control::Delete { volume: self.id(name)? }
             }
+            Do::Enable => Control::SetComposite { enabled: true },
+            Do::Disable => Control::SetComposite { enabled: false },
             _ => Control::Checkpoint,
         };
         let outcome = self.rig.control(control).map_err(|error| error.to_string())?;

@@ -36,6 +36,10 @@ pub enum Do {
     Checkpoint,
     /// Time passes, and some composite entry is folded.
     Fold,
+    /// Composite entries are turned on in the open pool.
+    Enable,
+    /// Composite entries are turned off, and time passes until all are folded.
+    Disable,
     /// This many first writes of a sub-block in a row, each with a flush.
     FlushEach(&'static str, usize),
 }
@@ -54,8 +58,8 @@ pub struct Script {
 }
 
 use Do::{
-    Checkpoint, CloneOf, Create, Delete, Discard, Flush, FlushEach, Fold, Fua, Group, LargeClone,
-    Resize, Rollback, Snapshot, Write, Zeroes,
+    Checkpoint, CloneOf, Create, Delete, Disable, Discard, Enable, Flush, FlushEach, Fold, Fua,
+    Group, LargeClone, Resize, Rollback, Snapshot, Write, Zeroes,
 };
 
 const ONE: &[usize] = &[30];
@@ -375,6 +379,43 @@ pub const SCRIPTS: &[Script] = &[
             Fold,
             Write("a", 8, 8),
             Checkpoint,
+        ],
+    ),
+    script(
+        "composite-on",
+        ONE,
+        &[
+            Create("a", 256),
+            Write("a", 0, 256),
+            Snapshot("a", "s"),
+            Write("a", 0, 8),
+            Enable,
+            Write("a", 130, 8),
+            Flush("a"),
+            Snapshot("a", "t"),
+            Write("a", 3, 8),
+            Fua("a", 160, 8),
+        ],
+    ),
+    // Shared bases, a shared overlay, and leaves that several hold.
+    composite(
+        "composite-off",
+        &[
+            Create("a", 256),
+            Write("a", 0, 256),
+            Snapshot("a", "s"),
+            Write("a", 3, 8),
+            Write("a", 160, 16),
+            Snapshot("a", "t"),
+            CloneOf("t", "c"),
+            Write("a", 8, 8),
+            Discard("c", 128, 40),
+            Disable,
+            Write("a", 128, 8),
+            Flush("a"),
+            Enable,
+            Write("c", 64, 8),
+            Flush("c"),
         ],
     ),
 ];

@@ -74,6 +74,7 @@ impl Profile {
                 self.bend_to_overlaps()
             }
             Mutation::OverwriteFullRing => self.bend_to_full_rings(),
+            Mutation::CompositeBeforeBit | Mutation::BitBeforeLog => self.bend_to_switches(random),
             _ if mutation.id().starts_with('K') => self.bend_to_folds(random),
             _ => {}
         }
@@ -114,7 +115,7 @@ impl Profile {
         self.composite = true;
         self.fold_rate = 1 << 40;
         self.control = 0.1;
-        self.controls = [2, 40, 1, 40, 5, 5, 10, 5, 0, 0, 0];
+        self.controls = [2, 40, 1, 40, 5, 5, 10, 5, 0, 0, 2];
         self.max_volumes = 4;
         self.volume_extents = 2;
         self.devices = vec![96];
@@ -142,6 +143,14 @@ impl Profile {
         self.size_bits = random.u32(3..=6);
         self.mix = [20, 40, 5, 1, 5];
         self.crash = 0.004;
+    }
+
+    /// The same with composite entries turned on and off, and crashes.
+    fn bend_to_switches(&mut self, random: &mut fastrand::Rng) {
+        self.bend_to_folds(random);
+        self.controls[10] = 40;
+        self.crash = 0.03;
+        self.mix[4] = 20;
     }
 
     fn bend_to_full_rings(&mut self) {

@@ -15,8 +15,8 @@ use super::world::{Crash, World};
 
 use sharing::{
     exclusive_too_early, family, fold_under_write, group_at_a_block_end, group_under_writes,
-    rollback_at_a_checkpoint, shared_by_another, snapshot_under_write, unshare_after_write,
-    write_beside_a_redirect, write_under_copy,
+    redirects_at_the_switch, rollback_at_a_checkpoint, shared_by_another, snapshot_under_write,
+    unshare_after_write, write_beside_a_redirect, write_under_copy,
 };
 
 /// One of the scripts.
@@ -132,6 +132,11 @@ pub const ALL: &[Script] = &[
         steps: discard_under_fold,
     },
     Script { shows: &[Mutation::FoldUndrained], bend: composite, steps: fold_under_write },
+    Script {
+        shows: &[Mutation::CompositeBeforeBit, Mutation::BitBeforeLog],
+        bend: as_it_is,
+        steps: redirects_at_the_switch,
+    },
     Script { shows: &[], bend: small, steps: a_pool_grows },
     Script { shows: &[], bend: as_it_is, steps: requested_twice },
     Script { shows: &[], bend: long_commits, steps: many_changes },

@@ -43,6 +43,8 @@ marks! {
     CommitAsked "commits asked for";
     CheckpointAsked "checkpoints asked for";
     CheckpointDuringIo "checkpoints asked for while requests were in flight";
+    CompositeOn "composite entries turned on";
+    CompositeOff "composite entries turned off";
     Close "pools closed in order";
     AddDevice "devices added";
     GrowDevice "devices grown";

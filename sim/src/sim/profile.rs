@@ -61,7 +61,7 @@ pub struct Profile {
     /// Structure changes per client request.
     pub control: f64,
     /// Relative weight of create, delete, resize, snapshot, clone, rollback, commit, checkpoint,
-    /// close, add a device, grow a device.
+    /// close, a group of snapshots, composite entries on or off.
     pub controls: [u32; 11],
     /// Process deaths and losses of power per client request.
     pub crash: f64,

@@ -47,7 +47,8 @@ pub(crate) struct Create {
     /// Copy a shared extent at its first write, instead of laying another over it
     ///
     /// By default the first write after a snapshot copies nothing, and the volume may take two
-    /// extents at a place until a fold makes one of them (see `blockd pool fold`).
+    /// extents at a place until a fold makes one of them (see `blockd pool fold`). That can be
+    /// turned on and off later (see `blockd pool feature`).
     #[arg(long)]
     pub no_composite: bool,
 

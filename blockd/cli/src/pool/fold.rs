@@ -14,7 +14,7 @@ use super::super::transfer::progress::Steps;
 use super::super::{Context, amount};
 
 /// How often the daemon is asked how far it is.
-const LOOK: Duration = Duration::from_millis(100);
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 /// Show the composite entries of a pool and their folds, or fold them now
 ///
@@ -63,11 +63,12 @@ struct Folded {
 
 /// Whether a pool has composite entries, and how many.
 pub(super) fn composite(folds: &PoolFolds) -> String {
+    let on = if folds.disabling { "being turned off" } else { "on" };
     match (folds.enabled, folds.composite_entries) {
         (false, _) => "off".to_owned(),
-        (true, 0) => "on, no entry".to_owned(),
-        (true, 1) => "on, 1 entry".to_owned(),
-        (true, count) => format!("on, {count} entries"),
+        (true, 0) => format!("{on}, no entry"),
+        (true, 1) => format!("{on}, 1 entry"),
+        (true, count) => format!("{on}, {count} entries"),
     }
 }
 
@@ -159,7 +160,7 @@ impl Folded {
     }
 }
 
-fn entries(count: u64) -> String {
+pub(super) fn entries(count: u64) -> String {
     match count {
         1 => "1 composite entry".to_owned(),
         count => format!("{count} composite entries"),

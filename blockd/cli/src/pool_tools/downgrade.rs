@@ -1,6 +1,7 @@
 //! `blockd pool downgrade`.
 
 use blockd_inspect::check::check;
+use blockd_mapper::format::superblock::COMPOSITE;
 use blockd_mapper::format::{FORMAT_MAJOR, FORMAT_MINOR};
 use blockd_media::error::Error;
 use blockd_media::pool::Access;
@@ -52,7 +53,11 @@ impl Downgrade {
         // Version 1 and those before it know no feature at all.
         let features = superblock.incompat | superblock.ro_compat;
         if features != 0 {
-            let problem = format!("uses features {features:#x}, which {} doesn't know", self.to);
+            let mut problem =
+                format!("uses features {features:#x}, which {} doesn't know", self.to);
+            if features == COMPOSITE {
+                problem.push_str(": run `blockd pool feature disable composite` first");
+            }
             return Err(Error::in_use(what, problem));
         }
         let report = check(&mut reader, &mut |_| Ok(()))?;

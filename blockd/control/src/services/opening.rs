@@ -220,9 +220,13 @@ impl Control {
         let existing = self.0.pools.read().get(&config.name).cloned();
         let is_known = existing.is_some();
         if let Some(mut existing) = existing {
-            // One from before there were composite entries has none, whatever its configuration.
-            if existing.state.as_ref().is_ok_and(|pool| !pool.mapper().has_composite()) {
-                existing.config.composite &= config.composite;
+            // Whether it has composite entries may have changed since it was made, or it is from
+            // before there were any.
+            if let Ok(pool) = &existing.state {
+                existing.config.composite = match pool.mapper().has_composite() {
+                    true => existing.config.composite | config.composite,
+                    false => existing.config.composite & config.composite,
+                };
             }
             same_pool(&existing.config, &config)?;
             if existing.state.is_ok() {

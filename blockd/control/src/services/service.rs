@@ -170,6 +170,14 @@ impl Calls for Control {
         whole(async move { control.fold_pool(&asked.name, asked.begin).await }).await
     }
 
+    async fn set_pool_feature(
+        &self,
+        asked: Request<v1::SetPoolFeatureRequest>,
+    ) -> Answer<v1::SetPoolFeatureResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.set_pool_feature(&asked).await }).await
+    }
+
     async fn configure_volume(
         &self,
         asked: Request<v1::ConfigureVolumeRequest>,

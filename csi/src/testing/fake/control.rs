@@ -79,6 +79,7 @@ control! {
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
         fold_pool: FoldPoolRequest -> FoldPoolResponse;
         add_volume: AddVolumeRequest -> AddVolumeResponse;
+        set_pool_feature: SetPoolFeatureRequest -> SetPoolFeatureResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
         space: SpaceRequest -> SpaceResponse;
         attach_volume: AttachVolumeRequest -> AttachVolumeResponse;

@@ -90,6 +90,12 @@ pub enum Control {
         /// Its identity.
         device: crate::create::NewDevice,
     },
+    /// Turns composite entries on or off. Off is answered when it has begun: from then on no write
+    /// makes one, and those that there are are folded ([`FoldStatus`](crate::engine::FoldStatus)).
+    SetComposite {
+        /// Whether the pool is to have them.
+        enabled: bool,
+    },
     /// Takes no more requests, waits for those in flight, and leaves the pool clean.
     Close,
 }
@@ -119,6 +125,10 @@ pub enum Outcome {
         /// The former settings.
         before: VolumeSettings,
     },
+    /// Entries may be composite from now on.
+    Enabled,
+    /// All entries are being made plain.
+    Disabling,
     /// The command changed nothing.
     Unchanged,
     /// The volume has the content of the snapshot.

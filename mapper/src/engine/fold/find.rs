@@ -7,6 +7,7 @@ use crate::change::Site;
 use crate::engine::Engine;
 use crate::entry::{Composite, Entry};
 use crate::leaf::LEAF_ENTRIES;
+use crate::pool::Pool;
 use crate::stripe::SlowWrite;
 use crate::sync::Ordering;
 use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
@@ -60,7 +61,7 @@ impl Engine {
         let Some(leaf) = directory.load(slot) else { return next };
         let arena = &self.pool.arena;
         let is_shared = arena.meta(leaf).references.load(Ordering::Acquire) != 1;
-        if arena.composites(leaf) == 0 || is_shared {
+        if arena.composites(leaf) == 0 || (is_shared && !self.pool.is_leaving()) {
             return next;
         }
         let is_barred = self.folds.barred.contains(&volume.identity.lineage);
@@ -93,6 +94,7 @@ impl Engine {
         let is_durable = is_durable(&pool, leaf, self.folds.own);
         let is_busy = from == it.overlay && !is_durable
             || stripe.is_full()
+            || self.folds.running.iter().any(|fold| fold.overlay == it.overlay)
             || stripe.on(identity.id, extent).next().is_some();
         let strict = pool.pages.0.strict.load(Ordering::Relaxed);
         let page_promised = !directory.is_dirty(extent.slot()) || strict;
@@ -144,7 +146,8 @@ impl Engine {
 }
 
 /// From where to where a fold of this entry copies, and which sub-blocks; `None` where it may not
-/// be folded, or is not worth it.
+/// be folded, or is not worth it. One that has to go is folded up wherever it is shared: no map
+/// shows the sub-blocks of an overlay that only the base has.
 fn direction(
     site: &Site<'_>,
     extent: ExtentIndex,
@@ -157,5 +160,28 @@ fn direction(
     if can_go_down && (!can_go_up || down.count_ones() <= up.count_ones()) {
         return Some((it.overlay, it.base, down));
     }
-    (can_go_up && (can_go_down || is_crowded)).then_some((it.base, it.overlay, up))
+    let is_to_go = site.pool.is_leaving() || (can_go_up && (can_go_down || is_crowded));
+    is_to_go.then_some((it.base, it.overlay, up))
+}
+
+/// Sub-blocks of a fold's overlay that another volume or snapshot of the family has already: each
+/// of them is the same for all that have it, as the fold of one has copied it there. Under the
+/// stripe's mutex, which is that of all of them.
+pub(super) fn in_overlay(pool: &Pool, fold: &Fold) -> u64 {
+    // One reference is that of the fold.
+    if pool.extra(fold.overlay) <= 1 {
+        return 0;
+    }
+    let mut found = 0;
+    for volume in pool.volumes.read().relatives(fold.volume.identity.lineage) {
+        let Some(leaf) = volume.directory.load().load(fold.extent.slot()) else { continue };
+        let top = pool.arena.entry(leaf, fold.extent.entry()).top();
+        if top.physical == Some(fold.overlay) {
+            found |= top.valid;
+        }
+        if fold.bits & !found == 0 {
+            break;
+        }
+    }
+    found
 }

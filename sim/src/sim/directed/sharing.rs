@@ -202,3 +202,34 @@ pub(super) fn fold_under_write(world: &mut World) -> Result<(), Violation> {
     world.release(Class::Write)?;
     world.read(volume, 0, 0)
 }
+
+/// K13: an entry is composite, and durable, while the superblock that allows it is on its way. At
+/// another time one is folded while a commit is under way. The next commit takes its record, behind
+/// the cut of the superblock without the bit.
+pub(super) fn redirects_at_the_switch(world: &mut World) -> Result<(), Violation> {
+    let volume = world.volume(4)?;
+    world.write(volume, 0, 0)?;
+    world.write(volume, 0, 1)?;
+    world.copy(volume, true)?;
+    world.hold(&[Class::Super]);
+    world.turn_composite(true)?;
+    world.write(volume, 0, 0)?;
+    world.flush(volume)?;
+    world.lose_power_keeping(&Keep::Nothing);
+    world.hold(&[]);
+    world.open()?;
+    world.turn_composite(true)?;
+    world.copy(volume, true)?;
+    world.hold(&[Class::Write]);
+    world.write(volume, 0, 0)?;
+    world.turn_composite(false)?;
+    world.hold(&[Class::Log, Class::Super]);
+    world.write(volume, 1, 0)?;
+    world.flush(volume)?;
+    world.release(Class::Write)?;
+    world.release(Class::Log)?;
+    world.flush(volume)?;
+    world.release(Class::Super)?;
+    world.lose_power_keeping(&Keep::Nothing);
+    world.open()
+}

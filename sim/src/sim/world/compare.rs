@@ -103,7 +103,9 @@ impl World {
         let Phase::Up(up) = &self.phase else { return Ok(()) };
         let mapped = up.engine.space().mapped;
         // With the volume gone, folds may have freed more.
-        let folds = self.core.profile.composite && self.core.profile.fold_rate > 0;
+        let profile = &self.core.profile;
+        let may_be_composite = profile.composite || profile.controls[10] > 0;
+        let folds = may_be_composite && profile.fold_rate > 0;
         let freed = prediction.mapped.saturating_sub(mapped);
         if freed < prediction.exclusive || (freed > prediction.exclusive && !folds) {
             let Prediction { volume, exclusive, mapped: before } = prediction;

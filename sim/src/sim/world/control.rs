@@ -52,6 +52,10 @@ impl World {
                 Ok(())
             }
             Some(9) => self.take_group(),
+            Some(10) => {
+                let enabled = self.core.random.bool();
+                self.set_composite(enabled)
+            }
             _ => Ok(()),
         }
     }
@@ -200,6 +204,12 @@ impl World {
         let asked = members.iter().map(|(id, name)| (VolumeId(*id), name.clone())).collect();
         let control = Control::SnapshotGroup { members: asked };
         self.submit(control, Some(Intent::Group { members }), Mark::Group)
+    }
+
+    /// Composite entries on, or off.
+    pub(super) fn set_composite(&mut self, enabled: bool) -> Result<(), Violation> {
+        let mark = if enabled { Mark::CompositeOn } else { Mark::CompositeOff };
+        self.submit(Control::SetComposite { enabled }, None, mark)
     }
 
     fn roll_back(&mut self) -> Result<(), Violation> {

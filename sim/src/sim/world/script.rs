@@ -308,6 +308,12 @@ impl World {
         self.settle()
     }
 
+    /// Composite entries on or off, as far as it goes.
+    pub fn turn_composite(&mut self, enabled: bool) -> Result<(), Violation> {
+        self.set_composite(enabled)?;
+        self.settle()
+    }
+
     fn newest(&self) -> Option<u32> {
         self.core.oracle.volumes().keys().next_back().copied()
     }
