@@ -82,7 +82,7 @@ same /tmp/y
 mkfs.ext4 -q /dev/ublkb0
 mount -t ext4 /dev/ublkb0 /mnt/a
 cp /tmp/x /mnt/a/x
-refused 7 blockd del a
+refused 7 blockd del --yes a
 [ "$(readlink /proc/$pid/ns/mnt)" != "$(readlink /proc/self/ns/mnt)" ] || fail namespace
 
 # The daemon dies while a file is written; the writer gets no error.
@@ -132,7 +132,7 @@ echo queues $(ls /sys/block/ublkb0/mq | wc -l)
 mount -t ext4 /dev/ublkb0 /mnt/a
 same /mnt/a/z
 umount /mnt/a
-blockd del a
+blockd del --yes a
 [ ! -e /dev/ublkb0 ] || fail still there
 echo life is over
 "#;
@@ -154,8 +154,8 @@ for _ in $(seq 100); do
     sleep 0.5
     [ $before != 0 ] && [ $before = $(written) ] && break
 done
-refused 7 blockd del big
-blockd del big --force
+refused 7 blockd del --yes big
+blockd del --yes big --force
 wait $filler && fail filled
 [ ! -e /dev/ublkb2 ] || fail still there
 
@@ -178,8 +178,8 @@ umount /mnt/a
 [ "$(blockd list --json | tr -d '\n ' | grep -o '"device_path":"[^"]*"' | tr '\n' ' ')" = \
     '"device_path":"/dev/ublkb0" "device_path":"/dev/ublkb1" ' ] || fail "$(blockd list)"
 blockd recover | cat
-blockd del a
-blockd del b
+blockd del --yes a
+blockd del --yes b
 
 rmmod ublk_drv
 refused 7 blockd add --ublk --size 64M c

@@ -27,7 +27,7 @@ pub(crate) use fold::Fold;
 pub(crate) use hand_on::{Export, Import};
 pub(crate) use map::Map;
 
-/// List, show, make, open, close, delete, hand on, find, check and repair pools
+/// List, show, make, open, close, delete, find, check and repair pools
 ///
 /// A pool is a file, a disk or memory that volumes take their space from.
 #[derive(Debug, clap::Subcommand)]

@@ -49,7 +49,7 @@ diff -r /usr /mnt/demo/usr
 files=$(find /mnt/demo/usr -type f | wc -l)
 if dmesg | grep -iE 'I/O error|ext4-fs error'; then exit 1; fi
 say umount /mnt/demo
-say blockd del demo
+say blockd del --yes demo
 test ! -b /dev/ublkb0
 kill $daemon
 wait $daemon

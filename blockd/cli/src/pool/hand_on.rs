@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::super::{Context, amount, answers};
 use super::create::path_argument;
 
-/// Close a pool in order and forget it, so that another daemon or host may take it up
+/// Close a pool and forget it, so that another host may import it
 ///
 /// Nothing on the media is changed but that the pool is clean and belongs to no host. Refused while
 /// volumes are attached, unless forced, and while the configuration names the pool. A pool that
@@ -32,8 +32,7 @@ pub(crate) struct Export {
 /// is free to choose: names are not on the media. Refused when another host has the pool open, or
 /// has not closed it. (`blockd import` is for volumes.)
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  blockd pool scan /dev/sd*\n  \
-                  blockd pool import fast /dev/sdb")]
+#[command(after_help = "Example:\n  blockd pool import fast /dev/sdb")]
 pub(crate) struct Import {
     /// Its name on this host: 1 to 128 bytes without '/'
     pub pool: String,
