@@ -64,7 +64,6 @@ impl Executor {
         let mut op = op;
         // The plan covers the rest of the request, the buffer all of it.
         op.buffer_offset += self.slots[at].done;
-        self.count_op(at, &op);
         if is_at_once {
             let result = self.do_at_once(at, &op, ring);
             if let Err(IoError::Media | IoError::Gone) = result {
@@ -74,23 +73,6 @@ impl Executor {
             self.note(at, result);
         } else {
             self.start_or_wait(at, op, ring);
-        }
-    }
-
-    /// Counts an operation with its device.
-    fn count_op(&self, at: usize, op: &PlanOp) {
-        let Some(pool) = self.pool_of(at) else { return };
-        let (seen, device) = (&self.pools[pool].seen, op.device.0);
-        match op.kind {
-            OpKind::Read => seen.sent(device, MediaOp::Read, op.len),
-            OpKind::Write { .. } => seen.sent(device, MediaOp::Write, op.len),
-            OpKind::WriteZeroes { .. } => seen.sent(device, MediaOp::Write, 0),
-            OpKind::Flush => seen.sent(device, MediaOp::Flush, 0),
-            OpKind::Copy { from_device, .. } => {
-                seen.sent(from_device.0, MediaOp::Read, op.len);
-                seen.sent(device, MediaOp::Write, op.len);
-            }
-            OpKind::ReadZeroes => {}
         }
     }
 
