@@ -310,7 +310,12 @@ pub const METRICS: &[Metric] = &[
         "Requests that failed because of devices or the pool: read, or write for all others",
     ),
     metric("blockd_device_errors", Counter, DEVICE_IO, "Failed IO operations of the device"),
-    metric("blockd_device_operations", Counter, DEVICE_IO, "Operations sent to the device"),
+    metric(
+        "blockd_device_operations",
+        Counter,
+        DEVICE_IO,
+        "Operations of the pool itself: log, metadata, folds; not those of clients",
+    ),
     metric("blockd_device_bytes", Counter, DEVICE_IO, "Bytes that these read or write"),
     metric("blockd_device_io_seconds", Times, DEVICE, "Duration of IO operations of the device"),
     metric("blockd_worker_enters", Counter, WORKER, "System calls that entered io_uring"),
