@@ -73,8 +73,8 @@ impl Executor {
         slot.state = State::Ready;
     }
 
-    /// Shows for how long a request has been on the media. Its operations are not counted with their
-    /// device: that takes half a percent of the instructions of a request.
+    /// Shows for how long a request has been on the media. Its operations are not counted with
+    /// their device: that takes half a percent of the instructions of a request.
     fn mark_media(&self, at: usize) {
         let slot = &self.slots[at];
         let Some(attached) = &self.volumes[slot.volume] else { return };
