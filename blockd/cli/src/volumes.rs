@@ -29,7 +29,7 @@ pub(crate) struct List {
 /// Show one volume: sizes, space, where it is served, who is connected
 ///
 /// `mapped` is the space of the extents that the volume refers to, `valid` what was written of it,
-/// `exclusive` what deleting the volume would give back; `reserved` is granted to it and not used
+/// `exclusive` what deleting the volume would free; `reserved` is granted to it and not used
 /// yet, `set aside` kept for its first writes. `blockd space` counts several together. The rows
 /// from `when full` to `limits` are what `blockd set` has set.
 #[derive(Debug, clap::Args)]

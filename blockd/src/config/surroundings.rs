@@ -33,7 +33,7 @@ impl Findings {
     }
 }
 
-/// Looks at all of them.
+/// Checks all of them.
 pub(super) fn look(config: &Config) -> Findings {
     let mut findings = Findings::default();
     folders(config, &mut findings);

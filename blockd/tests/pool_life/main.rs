@@ -1,4 +1,4 @@
-//! Pools that are closed, opened, deleted and handed on while a daemon serves others.
+//! Pools that are closed, opened, deleted, exported and imported while a daemon serves others.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "test code")]
 

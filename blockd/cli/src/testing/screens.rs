@@ -38,7 +38,7 @@ fn show(context: &Context) -> String {
     volumes::details(&volumes::Shown { volume, connections, snapshots, clones }, context)
 }
 
-/// Two snapshots that share what neither gives back alone.
+/// Two snapshots that share what deleting one of them does not free.
 fn space(context: &Context) -> String {
     let counted = |mapped: i64, exclusive: i64| v1::Space {
         mapped_bytes: mapped * GIB,

@@ -33,7 +33,7 @@ const READ_BYTES: usize = 8 << 10;
 pub(super) struct AnyAuthority {
     inner: UnixStream,
     frames: Frames,
-    /// Bytes that are examined and not handed on yet, and how many of them are.
+    /// Bytes that are examined and not passed to the reader yet, and how many of them are.
     examined: Vec<u8>,
     taken: usize,
 }

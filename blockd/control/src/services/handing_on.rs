@@ -174,7 +174,7 @@ fn same_devices(known: &Known, paths: &[PathBuf]) -> Result<(), Error> {
     }
 }
 
-/// Looks at the devices of a pool, without a lock. Blocks.
+/// Reads the superblocks of a pool's devices, without a lock. Blocks.
 fn found(pool: &str, paths: &[PathBuf]) -> Result<Found, Error> {
     if let Some(absent) = paths.iter().find(|path| !is_there(path)) {
         return Err(Error::not_found("path", &absent.display().to_string()));

@@ -8,14 +8,14 @@ use super::handle::{Ask, PoolHandle};
 
 impl PoolHandle {
     /// Takes no more requests, waits for those in flight, leaves the pool clean, ends its thread,
-    /// and gives up its locks and its claim.
+    /// and releases its locks and its claim.
     pub async fn close(&self) -> Result<(), PoolError> {
         self.control(Control::Close).await?;
         self.shared.released.wait().await;
         Ok(())
     }
 
-    /// Ends the thread of a pool that has failed, and gives up its locks, when all of its IO has
+    /// Ends the thread of a pool that has failed, and releases its locks, when all of its IO has
     /// ended. Nothing is written: the next open reads the media, and the delta ring if no flush has
     /// poisoned it. Workers must have forgotten the pool. Returns at once where it has not failed.
     pub async fn abandon(&self) {

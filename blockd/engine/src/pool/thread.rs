@@ -198,7 +198,7 @@ impl PoolThread {
         self.shared.released.set();
     }
 
-    /// Gives up locks and claim: no IO is left.
+    /// Releases locks and claim: no IO is left.
     fn release(&mut self) {
         if self.closed {
             self.end_erasing();

@@ -117,7 +117,7 @@ impl MediaStats {
         self.devices.get(device)
     }
 
-    /// IOs of a device that are in flight. Looks at every place.
+    /// IOs of a device that are in flight. Reads every place.
     #[must_use]
     pub fn in_flight(&self, device: usize) -> u64 {
         let wanted = (device as u64).saturating_add(1);
