@@ -184,7 +184,8 @@ blockd del --yes b
 rmmod ublk_drv
 refused 7 blockd add --ublk --size 64M c
 refused 7 blockd features
-blockd attach c | grep nbd+unix
+refused 4 blockd show c
+blockd add --size 64M c | grep nbd+unix
 echo trouble is over
 "#;
 
