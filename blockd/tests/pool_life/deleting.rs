@@ -1,6 +1,7 @@
 //! `blockd pool delete`.
 
 use std::fs;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use serde_json::json;
@@ -85,6 +86,33 @@ fn a_disk_is_erased_and_can_be_used_again() {
     case.daemon.ok(&["pool", "delete", "--force", "--yes", "d"]);
     assert!(disk.0.exists() && is_unused(&disk.0), "something is left of the pool or its claim");
     case.daemon.ok(&["pool", "create", "e", "--path", path]);
+}
+
+#[test]
+fn a_disk_that_holds_something_else_by_now_is_not_written_to() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("not run: loop devices need root");
+        return;
+    }
+    let case = Case::new();
+    let file = case.daemon.dir.join("disk");
+    fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
+    let disk = Loop::attach(&file);
+    let path = disk.0.to_str().unwrap();
+    case.daemon.ok(&["pool", "create", "d", "--path", path]);
+    case.daemon.ok(&["pool", "close", "d"]);
+    // The page of the claim is free, so that a claim would be taken at once.
+    let mut others = vec![0x5A; 64 << 20];
+    others[8192..12_288].fill(0);
+    let device = fs::File::options().write(true).open(&disk.0).unwrap();
+    device.write_all_at(&others, 0).unwrap();
+    device.sync_all().unwrap();
+    let deleted = case.daemon.json(&["pool", "delete", "--force", "--yes", "d"]);
+    assert_eq!(
+        (&deleted["changed"], &deleted["devices"][0]["erased"]),
+        (&json!(true), &json!(false))
+    );
+    assert!(fs::read(&disk.0).unwrap() == others, "something else was written to");
 }
 
 #[test]

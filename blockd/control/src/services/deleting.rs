@@ -146,7 +146,7 @@ impl Doomed {
         let present: Vec<_> = self.paths.iter().filter(|path| is_there(path)).cloned().collect();
         let (Some(id), false) = (self.id, present.is_empty()) else { return Ok(None) };
         let erasing = Erasing::open(&present, &id, self.config.claim_wait);
-        erasing.map(Some).map_err(|error| pool_error(&self.config.name, error))
+        erasing.map_err(|error| pool_error(&self.config.name, error))
     }
 
     /// Removes the delta ring of a pool that was not closed in order.

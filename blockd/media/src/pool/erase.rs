@@ -33,21 +33,22 @@ pub struct Erasing {
 }
 
 impl Erasing {
-    /// Locks the devices at these paths that hold the pool. Others are left as they are.
+    /// Locks the devices at these paths that hold the pool. Others are left as they are; `None`
+    /// where the first device is not among them, which has the pool's claim.
     pub fn open(
         paths: &[PathBuf],
         pool_id: &[u8; 16],
         claim_wait: Duration,
-    ) -> Result<Self, PoolError> {
-        let mut devices = Offline::open(paths, Access::Write, claim_wait)?;
-        let present = devices.present().to_vec();
-        let mut members = Vec::new();
-        for (at, one) in present.iter().enumerate() {
-            let device = DeviceIndex(u8::try_from(at).unwrap_or(u8::MAX));
-            let found = newest_copy(&mut devices, device, one);
-            members.extend(found.filter(|copy| copy.pool_id == *pool_id).map(|copy| (at, copy)));
+    ) -> Result<Option<Self>, PoolError> {
+        // Opened for writing, also a device of somebody else would get a claim.
+        let of_pool: Vec<_> = paths.iter().filter(|path| holds(path, pool_id)).cloned().collect();
+        if of_pool.is_empty() {
+            return Ok(None);
         }
-        Ok(Self { devices, members, pool_id: *pool_id })
+        let mut devices = Offline::open(&of_pool, Access::Write, claim_wait)?;
+        let members = members(&mut devices, pool_id);
+        let has_first = members.iter().any(|(_, copy)| copy.this_device == DeviceIndex(0));
+        Ok(has_first.then_some(Self { devices, members, pool_id: *pool_id }))
     }
 
     /// Erases them durably, the superblocks first. Files in `remove` are removed as well, while
@@ -92,6 +93,24 @@ impl Erasing {
         let path = self.path(at);
         erased.map_err(|error| PoolError::io("erase", path)(std::io::Error::other(error)))
     }
+}
+
+/// Whether the device at a path is one of the pool. It is only read; what can't be read is none.
+fn holds(path: &Path, pool_id: &[u8; 16]) -> bool {
+    let opened = Offline::open(&[path.to_path_buf()], Access::Look, Duration::ZERO);
+    opened.is_ok_and(|mut device| !members(&mut device, pool_id).is_empty())
+}
+
+/// Positions of the pool's devices, and what is on them.
+fn members(devices: &mut Offline, pool_id: &[u8; 16]) -> Vec<(usize, Superblock)> {
+    let present = devices.present().to_vec();
+    let mut members = Vec::new();
+    for (at, one) in present.iter().enumerate() {
+        let device = DeviceIndex(u8::try_from(at).unwrap_or(u8::MAX));
+        let found = newest_copy(devices, device, one);
+        members.extend(found.filter(|copy| copy.pool_id == *pool_id).map(|copy| (at, copy)));
+    }
+    members
 }
 
 /// Erases all copies of the superblock on a device.
