@@ -181,6 +181,14 @@ blockd recover | cat
 blockd del --yes a
 blockd del --yes b
 
+blockd add --ublk --size 64M q >/dev/null
+rm -f /var/lib/blockd/closed.json
+mkdir -p /var/lib/blockd/closed.json/x
+refused 9 blockd pool close --force default
+rm -r /var/lib/blockd/closed.json
+dd if=/dev/ublkb0 of=/dev/null bs=64k count=1 iflag=direct 2>/dev/null || fail q is not served
+blockd del --yes q
+
 rmmod ublk_drv
 refused 7 blockd add --ublk --size 64M c
 refused 7 blockd features

@@ -18,8 +18,8 @@ use crate::config::{DeviceKind, PoolConfig};
 /// Why a pool is not open that was closed on request.
 pub(super) const CLOSED: &str = "closed";
 
-/// How long workers, and the thread of a pool that has failed, may take to let go of a pool that
-/// nothing is in flight of.
+/// How long the IO of a pool's clients may take to end, then its workers to release it, and then
+/// the thread of a pool that has failed to end.
 const WORKER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Names that an error lists.
@@ -120,16 +120,23 @@ impl Control {
         {
             return Err(NotClosed::Failed(super::errors::failed_pool(name, &failure)));
         }
+        let all: Vec<_> = handle.mapper().summaries().into_iter().map(|one| one.name).collect();
+        // Nothing attaches, detaches or recovers one of them meanwhile.
+        let guards = self.lock_all(name, &all).await;
         let attached = self.0.attachments.of_pool(name);
         let volumes: Vec<_> = attached.iter().map(|one| one.record.volume.clone()).collect();
-        // Nothing attaches, detaches or recovers one of them meanwhile.
-        let guards = self.lock_all(name, &volumes).await;
-        self.release_volumes(&known, &handle, &attached, how).await?;
+        refuse_to_close(&known, &attached, how)?;
+        if let Err(error) = self.release_volumes(name, &handle, &attached, how).await {
+            // Recovery takes the same locks.
+            drop(guards);
+            self.serve_again(name).await;
+            return Err(error);
+        }
         // Exports are refused from here on.
         self.set_closed(&known.config, how.name());
         attached.iter().for_each(|one| one.end());
-        let connections = self.end_connections(&handle).await;
         drop(guards);
+        let connections = self.end_connections(&handle).await;
         self.end_pool(&known, &handle).await.map_err(NotClosed::Failed)?;
         self.stop_extend(name).await;
         let (pool, detached) = (shown(name), volumes.len());
@@ -141,8 +148,8 @@ impl Control {
         Ok(Closed { changed: true, volumes, connections })
     }
 
-    /// Ends the connections of all volumes of a pool, and gives their number. Of a pool that has
-    /// failed those are left whose IO does not end.
+    /// Ends the connections of all volumes of a pool, and gives their number. Those are left whose
+    /// IO does not end in time.
     async fn end_connections(&self, handle: &PoolHandle) -> usize {
         let mut connections = 0;
         let ending = async {
@@ -150,38 +157,22 @@ impl Control {
                 connections += self.0.data_path.close_volume(handle.id(), volume.id).await;
             }
         };
-        match handle.failure() {
-            None => ending.await,
-            Some(_) => drop(tokio::time::timeout(WORKER_LIMIT, ending).await),
-        }
+        let _ = tokio::time::timeout(WORKER_LIMIT, ending).await;
         connections
     }
 
     /// Removes the block devices of a pool that is about to be closed, and remembers that it is to
-    /// stay closed. After an error all is as it was.
+    /// stay closed. After an error some devices may not be served.
     async fn release_volumes(
         &self,
-        known: &Known,
+        name: &str,
         handle: &PoolHandle,
         attached: &[Arc<Attachment>],
         how: How,
     ) -> Result<(), NotClosed> {
-        let name = &known.config.name;
-        if how == (How::Call { force: false }) {
-            refuse_attached(name, attached).map_err(NotClosed::InUse)?;
-        }
-        if matches!(how, How::Call { .. }) {
-            refuse_memory(&known.config).map_err(NotClosed::Failed)?;
-        }
         let removed = self.remove_devices(handle, attached, how.forces()).await;
-        let released = match removed {
-            Ok(()) => self.stay_closed(name, how).await.map_err(NotClosed::Failed),
-            Err(error) => Err(NotClosed::InUse(error)),
-        };
-        if released.is_err() {
-            self.serve_again(name).await;
-        }
-        released
+        removed.map_err(NotClosed::InUse)?;
+        self.stay_closed(name, how).await.map_err(NotClosed::Failed)
     }
 
     /// Remembers that a pool is not to be opened at the next start, if that is meant.
@@ -313,6 +304,15 @@ impl Control {
             pool,
         })
     }
+}
+
+/// Refuses what a call without force, or of a pool in memory, would take away.
+fn refuse_to_close(known: &Known, attached: &[Arc<Attachment>], how: How) -> Result<(), NotClosed> {
+    let How::Call { force } = how else { return Ok(()) };
+    if !force {
+        refuse_attached(&known.config.name, attached).map_err(NotClosed::InUse)?;
+    }
+    refuse_memory(&known.config).map_err(NotClosed::Failed)
 }
 
 fn refuse_attached(pool: &str, attached: &[Arc<Attachment>]) -> Result<(), Error> {

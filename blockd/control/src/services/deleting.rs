@@ -50,6 +50,10 @@ impl Control {
         }
         let doomed = self.doomed(&known).await?;
         self.close_locked(&name, How::Delete).await?;
+        if !force {
+            // One may have been made since, and answered.
+            self.refuse_new_content(&known).await?;
+        }
         let devices = self.erase(doomed).await?;
         let text = format!("pool {} was deleted", shown(&name));
         self.events().publish(EventKind::PoolDeleted, &name, "", text);
@@ -59,6 +63,17 @@ impl Control {
             deleted_snapshots: count(snapshots),
             devices,
         })
+    }
+
+    /// Opens a pool again that has got a volume while it was to be deleted.
+    async fn refuse_new_content(&self, known: &Known) -> Result<(), Error> {
+        let Ok(handle) = &known.state else { return Ok(()) };
+        if handle.mapper().summaries().is_empty() {
+            return Ok(());
+        }
+        self.open_pool(&known.config).await?;
+        let problem = "has got a volume meanwhile: delete it first, or use force";
+        Err(Error::in_use(format!("pool {}", shown(&known.config.name)), problem))
     }
 
     async fn doomed(&self, known: &Known) -> Result<Doomed, Error> {

@@ -223,6 +223,8 @@ impl Control {
         if self.is_attached_so(handle, volume, &wish)? {
             return Ok(false);
         }
+        // The pool may have been closed before the lock was had.
+        self.pool(handle.name())?;
         let read_only = wish.read_only || volume.kind == VolumeKind::Snapshot;
         let (pool, id) = (handle.name().to_owned(), volume.id.0);
         let (name, pool_id) = (volume.name.clone(), hex(&handle.id()));
