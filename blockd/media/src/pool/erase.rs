@@ -40,7 +40,7 @@ impl Erasing {
         pool_id: &[u8; 16],
         claim_wait: Duration,
     ) -> Result<Option<Self>, PoolError> {
-        // Opened for writing, also a device of somebody else would get a claim.
+        // Opened for writing, also a device that does not belong to the pool would get a claim.
         let of_pool: Vec<_> = paths.iter().filter(|path| holds(path, pool_id)).cloned().collect();
         if of_pool.is_empty() {
             return Ok(None);
