@@ -312,6 +312,45 @@ fn nothing_is_folded_down_before_its_entry_is_durable() {
     assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 2), (1, 3)]));
 }
 
+// K5: folds of a leaf do not wait for each other, but for a write among them.
+#[test]
+fn a_write_after_a_fold_holds_the_folds_of_its_leaf_up() {
+    let media = pool_of(true);
+    let tuning = Tuning { fold_rate: 0, commit_interval_ns: 1 << 50, ..Tuning::default() };
+    let options = OpenOptions { tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let id = rig.create("a", 1 << 30);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &[1; 40 * EXTENT]).unwrap();
+    let snapshot = rig.snapshot(id, "s");
+    for extent in 0..40 {
+        rig.write(&volume, (extent * EXTENT) as u64, &[2; BLOCK]).unwrap();
+    }
+    rig.control(Control::Delete { volume: snapshot }).unwrap();
+    for _ in 0..4 {
+        rig.flush(&volume).unwrap();
+        rig.now += 1_000_000_000;
+        rig.settle();
+    }
+    // At first for sixteen blocks.
+    rig.engine.set_fold_rate(16 * BLOCK as u64);
+    rig.settle();
+    assert_eq!(rig.engine.fold_status().folded, 16);
+    rig.write(&volume, (39 * EXTENT + BLOCK) as u64, &[3; BLOCK]).unwrap();
+    for _ in 0..5 {
+        rig.now += 1_000_000_000;
+        rig.settle();
+    }
+    assert_eq!(rig.engine.fold_status().folded, 16, "an entry is not durable");
+    rig.flush(&volume).unwrap();
+    rig.engine.fold_now();
+    for _ in 0..5 {
+        rig.now += 1_000_000_000;
+        rig.settle();
+    }
+    assert_eq!(rig.engine.fold_status().folded, 40);
+}
+
 #[test]
 fn without_a_rate_nothing_is_folded() {
     let media = pool_of(true);

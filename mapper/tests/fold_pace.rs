@@ -6,6 +6,7 @@ mod common;
 use blockd_mapper::create::CreateOptions;
 use blockd_mapper::engine::Control;
 use blockd_mapper::open::OpenOptions;
+use blockd_mapper::plan::{Plan, Step};
 use blockd_mapper::pool::Tuning;
 use blockd_mapper::space::{Mark, Marks};
 use common::{Media, Rig};
@@ -93,4 +94,32 @@ fn folds_hurry_where_space_is_short() {
     let low = of(Some(Marks { low: Mark::Percent(100), very_low: Mark::Percent(1) }));
     assert!((25..=35).contains(&normal), "{normal}");
     assert!((100..=140).contains(&low), "{low}");
+}
+
+/// A pool's thread that sleeps until the deadline would spin otherwise.
+#[test]
+fn a_walk_that_is_held_up_waits_for_what_holds_it_up() {
+    let mut rig = foldable(0);
+    let id = rig.pool.summaries().into_iter().find(|one| one.name == "a").unwrap().id;
+    let volume = rig.attach(id);
+    // The first entry is busy when the walk comes to it, so that another walk is to follow.
+    let mut busy = Plan::with_capacity(64);
+    let step = rig.worker.write(&volume, 2 * BLOCK as u64, BLOCK as u64, false, &mut busy);
+    assert!(matches!(step, Ok(Step::Issue { .. })));
+    // A block a second.
+    rig.engine.set_fold_rate(BLOCK as u64);
+    rig.settle();
+    rig.worker.complete(&volume, &mut busy, Ok(())).unwrap();
+    let (mut steps, end) = (0, rig.now + 10 * SECOND);
+    while rig.now < end {
+        while let Some(mut command) = rig.engine.poll(rig.now) {
+            rig.media.run(&mut command);
+            rig.engine.complete(command, Ok(()));
+        }
+        let deadline = rig.engine.next_deadline().unwrap();
+        rig.now = deadline.max(rig.now + 1000);
+        steps += 1;
+    }
+    assert!(rig.engine.fold_status().folded > 5, "{:?}", rig.engine.fold_status());
+    assert!(steps < 2000, "{steps} steps in ten seconds");
 }

@@ -42,6 +42,11 @@ const DRAIN_LIMIT_NS: u64 = 100_000_000;
 /// folds pause for [`PAUSE_FACTOR`] times as long as it took.
 const SLOW_COPY_NS: u64 = 100_000_000;
 const PAUSE_FACTOR: u64 = 10;
+/// The longest such pause: a medium that hung for minutes may be quick again.
+const MAX_PAUSE_NS: u64 = 60_000_000_000;
+/// How often the wait for older IO is doubled where that has not ended in time: up to 3.2 seconds,
+/// so that folds get on where some IO always takes long.
+const MAX_DOUBLINGS: u32 = 5;
 /// How much faster folds go where space is short: most of them return an extent.
 const HURRY: u64 = 4;
 
@@ -77,6 +82,8 @@ pub(crate) struct Folds {
     again_ns: Option<u64>,
     /// The media is slow, or older IO did not end in time: no fold begins before this.
     pause_ns: u64,
+    /// How often the wait for older IO is doubled.
+    doublings: u32,
     running: Vec<Fold>,
     /// Families that a structure change waits to change: no fold of theirs begins.
     barred: Vec<VolumeId>,
@@ -130,9 +137,9 @@ impl Fold {
         self.from == self.overlay
     }
 
-    /// Bytes of the allowance that it takes.
+    /// Bytes of the allowance that the rest of its copy takes.
     fn cost(&self, pool: &Pool) -> i64 {
-        let len = u64::from(self.bits.count_ones()) * pool.geometry.sub_block_size();
+        let len = u64::from(self.left.count_ones()) * pool.geometry.sub_block_size();
         i64::try_from(len).unwrap_or(i64::MAX)
     }
 
@@ -198,6 +205,7 @@ impl Engine {
 
     /// Looks for entries to be folded now, and not only when something has changed.
     pub fn fold_now(&mut self) {
+        self.folds.pause_ns = 0;
         self.pool.want_folds();
     }
 
@@ -224,7 +232,9 @@ impl Engine {
             folds.refilled_ns.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX).max(1))
         });
         let paused = Some(folds.pause_ns).filter(|at| folds.walk.is_some() && *at > self.now_ns);
-        [paid, paused, folds.again_ns].into_iter().flatten().min()
+        // A walk that is held up ends first.
+        let again = folds.again_ns.filter(|_| folds.walk.is_none());
+        [paid, paused, again].into_iter().flatten().min()
     }
 
     pub(super) fn step_folds(&mut self) {
@@ -314,7 +324,8 @@ impl Engine {
         {
             let took_ns = self.now_ns.saturating_sub(sent_ns);
             if took_ns > SLOW_COPY_NS {
-                let until = self.now_ns.saturating_add(took_ns.saturating_mul(PAUSE_FACTOR));
+                let pause = took_ns.saturating_mul(PAUSE_FACTOR).min(MAX_PAUSE_NS);
+                let until = self.now_ns.saturating_add(pause);
                 self.folds.pause_ns = self.folds.pause_ns.max(until);
             }
         }
@@ -326,8 +337,12 @@ impl Engine {
                     self.pool.await_epoch(until);
                     return false;
                 }
-                if !is_drained {
-                    self.folds.pause_ns = self.folds.pause_ns.max(self.later());
+                if is_drained {
+                    self.folds.doublings = 0;
+                } else if self.now_ns >= self.folds.pause_ns {
+                    // The first of those that began together.
+                    self.folds.doublings = (self.folds.doublings + 1).min(MAX_DOUBLINGS);
+                    self.folds.pause_ns = self.later();
                 }
                 self.folds.running[at].stage =
                     if is_drained { self.begin_copy(at) } else { Stage::Ending(false) };
@@ -363,7 +378,10 @@ impl Engine {
         }
         fold.bits = if fold.is_down() { it.top } else { it.under & !it.top };
         let there = if fold.is_down() { 0 } else { find::in_overlay(pool, fold) };
+        let planned = fold.cost(pool);
         fold.left = fold.bits & !there;
+        let less = planned.saturating_sub(fold.cost(pool));
+        self.folds.allowance = self.folds.allowance.saturating_add(less);
         Stage::Copying
     }
 
@@ -461,9 +479,7 @@ impl Engine {
             if !fold.failed {
                 self.folds.again_ns.get_or_insert(later);
             }
-            if !is_copied && fold.left == fold.bits {
-                self.folds.allowance = self.folds.allowance.saturating_add(fold.cost(&pool));
-            }
+            self.folds.allowance = self.folds.allowance.saturating_add(fold.cost(&pool));
         } else {
             let (step, leaf) = ((now, new), || directory.load(fold.extent.slot()));
             let was_durable = leaf().is_some_and(|leaf| is_durable(&pool, leaf, self.folds.own));

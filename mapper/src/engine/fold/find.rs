@@ -17,12 +17,16 @@ use crate::volume::{OPEN, Volume};
 const AT_ONCE: usize = 4;
 /// Slots examined in one step: some ten microseconds.
 const SLOTS_PER_STEP: u32 = 1024;
+/// A composite entry that is examined counts as this many slots: it is looked up in the table of
+/// slow writes, and with its references.
+const SLOTS_PER_ENTRY: u32 = 16;
+
 impl Engine {
     /// Examines entries, and begins folds, as far as there is room and allowance.
     pub(super) fn look_for_folds(&mut self) {
-        let mut slots = 0;
+        let mut left = SLOTS_PER_STEP;
         while !self.closing
-            && slots < SLOTS_PER_STEP
+            && left > 0
             && self.folds.running.len() < AT_ONCE
             && self.folds.allowance > 0
             && self.now_ns >= self.folds.pause_ns
@@ -37,20 +41,21 @@ impl Engine {
             let volume = Arc::clone(volume);
             drop(volumes);
             let (slot, entry) = if found == id { (slot, entry) } else { (SlotIndex(0), 0) };
-            slots += 1;
-            self.folds.walk = Some(self.examine(&volume, slot, entry));
+            left -= 1;
+            self.folds.walk = Some(self.examine(&volume, (slot, entry), &mut left));
         }
-        if slots == SLOTS_PER_STEP {
+        if left == 0 {
             self.pool.want_engine();
         }
     }
 
-    /// Begins folds in a slot, from an entry on. Returns the place to go on at.
+    /// Begins folds in a slot, from an entry on, while work is left in this step. Returns the place
+    /// to go on at.
     fn examine(
         &mut self,
         volume: &Arc<Volume>,
-        slot: SlotIndex,
-        first: usize,
+        (slot, first): (SlotIndex, usize),
+        left: &mut u32,
     ) -> (VolumeId, SlotIndex, usize) {
         let id = volume.identity.id;
         let directory = volume.directory.load_full();
@@ -70,11 +75,13 @@ impl Engine {
             return next;
         }
         for entry in first..LEAF_ENTRIES {
-            if self.folds.running.len() >= AT_ONCE || self.folds.allowance <= 0 {
+            let is_enough = self.folds.running.len() >= AT_ONCE || self.folds.allowance <= 0;
+            if is_enough || *left == 0 {
                 return (id, slot, entry);
             }
             let extent = ExtentIndex(slot.first_extent().0 + entry as u64);
             if self.pool.arena.leaf(leaf).is_composite(entry) {
+                *left = left.saturating_sub(SLOTS_PER_ENTRY);
                 self.begin_fold(volume, extent);
             }
         }
@@ -131,7 +138,7 @@ impl Engine {
             from,
             to,
             overlay: it.overlay,
-            late_ns: self.now_ns.saturating_add(DRAIN_LIMIT_NS),
+            late_ns: self.now_ns.saturating_add(DRAIN_LIMIT_NS << self.folds.doublings),
             bits,
             left: bits,
             stage: Stage::Draining(until),
