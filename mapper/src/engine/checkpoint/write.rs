@@ -4,10 +4,12 @@ use super::super::queue::{MAX_WRITES_OUT, Purpose};
 use super::super::{Engine, NO_MEMORY};
 use super::{Pending, Phase};
 use crate::arena::{Arena, LeafMeta};
+use crate::error::MapperError;
 use crate::format::PageRef;
 use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, encode_catalogue};
 use crate::format::leaf_page::{encode_composite_leaf, encode_leaf};
 use crate::format::page::PageStamp;
+use crate::format::superblock::COMPOSITE;
 use crate::format::under_page::encode_under;
 use crate::io::{IoBuffer, IoOp, Page};
 use crate::mutation::{Mutation, Situation, active, met};
@@ -177,6 +179,10 @@ impl Engine {
             return present;
         }
         let source = shadow.unwrap_or(pending.leaf);
+        if self.checkpoint.incompat & COMPOSITE == 0 && pool.arena.composites(source) > 0 {
+            // The pool could not be opened. As it is on the media it can.
+            pool.fail(MapperError::Internal("a composite entry in a pool without the feature"));
+        }
         let in_place = active(Mutation::PagesInPlace) && !present.is_none();
         let sum = if in_place {
             self.write_in_place(pending, source, present.address)
