@@ -22,7 +22,7 @@ pub struct BadRegion {
 }
 
 /// Free and used extents of a pool. Threads that share it use a lock.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Allocator {
     /// In the order of their extents, not overlapping. A pool has one per device and growth.
     regions: Vec<Region>,
@@ -32,7 +32,7 @@ pub struct Allocator {
     total_count: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Region {
     first: u64,
     count: u64,
@@ -224,7 +224,7 @@ impl Region {
 
 /// Bits with a tree of "this word is all ones" above them. The padding bits of the last word of a
 /// level are set, so that they are never found.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct BitTree {
     /// The bits first, then each level above; the last has one word.
     levels: Vec<Vec<u64>>,

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use crate::error::MapperError;
-use crate::format::superblock::{COMPOSITE, DeviceRecord, DeviceTable, Superblock, copy_offsets};
+use crate::format::superblock::{
+    COMPOSITE, DeviceRecord, DeviceState, DeviceTable, Superblock, copy_offsets,
+};
 use crate::format::{FORMAT_MAJOR, FORMAT_MINOR, PageRef};
 use crate::geometry::{
     DEFAULT_EXTENT_SIZE, DEVICE_SHIFT, EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES,
@@ -251,6 +253,7 @@ pub(crate) fn device_record(
         extents,
         block_size: device.block_size,
         class: device.class,
+        state: DeviceState::InUse,
     })
 }
 

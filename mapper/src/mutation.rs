@@ -97,6 +97,13 @@ mutations! {
     CompositeBeforeBit "K13" "entries are composite before the superblock says that they may be";
     BitBeforeLog "K13" "the superblock says that entries are plain while the log may still take a \
                         record of a composite one";
+    MoveNotHeld "M1" "an extent that is being moved may be written in place";
+    MoveUndrained "M2" "a move does not wait for older IO to end";
+    MoveBeforeData "M3" "entries are switched before the copy is written";
+    SwitchUnderRedirect "M5" "entries are switched under a write that comes to lie over the source";
+    TargetNotHeld "M6" "a copy may be written in place before all entries are switched to it";
+    PageMovedForOne "M7" "a shared leaf's page is moved for one of its holders";
+    RemovedEarly "M8" "a device is taken out of the table with extents on it";
     DiffTrustsShared "diff" "a leaf with any sharer is taken for the same in both";
     AccountByLeaf "account" "an extent counts as exclusive if its leaf is";
 }
@@ -145,6 +152,14 @@ situations! {
     BasesWritten "a checkpoint wrote a page of bases";
     CompositeEnabled "composite entries were turned on in an open pool";
     CompositeDisabled "the last composite entry was folded, and they were turned off";
+    EntryMoved "an extent of one entry was moved off a leaving device";
+    SharedMoved "an entry was switched to the copy of an extent that others name too";
+    ExtentMoved "a move has ended with every entry switched";
+    LeafPageMoved "a leaf's page was written elsewhere, off a leaving device";
+    IndexPageMoved "an index page was written elsewhere, off a leaving device";
+    GrantsMoved "a volume's unused extents went back to a leaving device";
+    PagesLeft "a leaving device's last metadata pages became free";
+    DeviceRemoved "a device was taken out of the pool";
     Passdown "freed extents were passed down to the media";
 }
 

@@ -89,6 +89,11 @@ impl Stripe {
         self.in_flight.iter_mut().filter(move |w| w.volume == volume && w.extent == extent)
     }
 
+    /// Every slow write.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &SlowWrite> {
+        self.in_flight.iter()
+    }
+
     /// Every slow write without a page promised for its leaf.
     pub(crate) fn unpromised(&mut self) -> impl Iterator<Item = &mut SlowWrite> {
         self.in_flight.iter_mut().filter(|w| !w.page_promised)

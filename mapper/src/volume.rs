@@ -454,6 +454,31 @@ impl Volume {
         }
     }
 
+    /// How many granted extents are of this kind.
+    pub(crate) fn reserved_of(&self, kind: impl Fn(PhysicalExtent) -> bool) -> u64 {
+        let mut found = 0;
+        self.for_each_reserved(|extent| found += u64::from(kind(extent)));
+        found
+    }
+
+    /// Takes every granted extent of a kind back; all of a run are of the same.
+    pub(crate) fn take_back_of(
+        &self,
+        kind: impl Fn(PhysicalExtent) -> bool,
+        mut give: impl FnMut(PhysicalExtent, u64),
+    ) {
+        for attachment in self.attachments.lock().iter() {
+            attachment.slice.lock().take_out(&kind, |extent| give(extent, 1));
+        }
+        self.reserve.lock().runs.retain(|&(first, count)| {
+            let goes = kind(first);
+            if goes {
+                give(first, count);
+            }
+            !goes
+        });
+    }
+
     /// How many extents are granted and not used yet.
     pub(crate) fn reserved(&self) -> u64 {
         if self.grants.load(Ordering::Acquire) == 0 {

@@ -185,10 +185,10 @@ fn a_pool_with_more_features_than_composite_entries_is_refused_by_their_names() 
     let mut page = Page::zeroed();
     Superblock { incompat: COMPOSITE, ..samples::superblock() }.encode(&mut page);
     assert_eq!(Superblock::decode(&page.0, Place::Memory).unwrap().incompat, COMPOSITE);
-    Superblock { incompat: COMPOSITE | 2, ..samples::superblock() }.encode(&mut page);
+    Superblock { incompat: COMPOSITE | 4, ..samples::superblock() }.encode(&mut page);
     let error = Superblock::decode(&page.0, Place::Memory).unwrap_err();
-    let text = "superblock: format 1.0 with incompatible features 0x3 (composite): this build \
-                reads 1.0 with features 0x1 (composite)";
+    let text = "superblock: format 1.0 with incompatible features 0x5 (composite): this build \
+                reads 1.0 with features 0x3 (composite, device-states)";
     assert_eq!(error.to_string(), text);
     assert!(error.is_unsupported());
 }

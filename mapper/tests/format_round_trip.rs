@@ -12,7 +12,9 @@ use blockd_mapper::format::index_page::{decode_index, encode_index};
 use blockd_mapper::format::leaf_page::{decode_leaf, encode_composite_leaf, encode_leaf};
 use blockd_mapper::format::page::{PageExpect, PageStamp};
 use blockd_mapper::format::record::{self, Change, GroupMember};
-use blockd_mapper::format::superblock::{DeviceRecord, DeviceTable, Superblock, newest};
+use blockd_mapper::format::superblock::{
+    DEVICE_STATES, DeviceRecord, DeviceState, DeviceTable, Superblock, newest,
+};
 use blockd_mapper::format::under_page::{decode_under, encode_under};
 use blockd_mapper::format::wal::{WalBlockBuilder, WalExpect, WalStamp, WalStop, decode_block};
 use blockd_mapper::format::{Limits, PageRef, Place, Problem, VolumeName, capacity_of, levels_for};
@@ -115,18 +117,22 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
                 let first = if table.is_empty() { 0 } else { end + gap };
                 let size = (extents << 16) + rest;
                 let first = PhysicalExtent(first);
-                table.push(DeviceRecord {
-                    uuid,
-                    size,
-                    first,
-                    extents,
-                    block_size: 1 << block_shift,
-                    class,
-                });
+                let state = match class % 8 {
+                    1 if table.len() == 1 => DeviceState::Leaving,
+                    2 if !table.is_empty() => DeviceState::Removed,
+                    _ => DeviceState::InUse,
+                };
+                let is_gone = state == DeviceState::Removed;
+                let (size, extents) = if is_gone { (0, 0) } else { (size, extents) };
+                let block_size = 1 << block_shift;
+                table.push(DeviceRecord { uuid, size, first, extents, block_size, class, state });
                 end = first.0 + extents;
             }
             let count = u8::try_from(table.len()).unwrap();
+            let devices = DeviceTable::new(&table).unwrap();
+            let (_, last) = devices.present().last().unwrap();
             Superblock {
+                incompat: if devices.has_states() { DEVICE_STATES } else { 0 },
                 generation: numbers[0],
                 previous_sum: numbers[1],
                 open_id: numbers[2],
@@ -136,10 +142,10 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
                 node: small[0],
                 next_volume_id: small[1],
                 clean,
-                devices: DeviceTable::new(&table).unwrap(),
+                devices,
                 this_device: DeviceIndex(this % count),
                 wal_extents: run,
-                reserve_start: PhysicalExtent(table.last().unwrap().first.0 + 1),
+                reserve_start: PhysicalExtent(last.first.0 + 1),
                 reserve_extents: run,
                 ..samples::superblock()
             }
@@ -348,7 +354,7 @@ fn composite_entries_and_later_formats_are_refused_by_name() {
     assert_eq!(text, "leaf page at page 77: entry kind 2 is not supported by this build");
     Superblock { incompat: 4, ..samples::superblock() }.encode(&mut page);
     let error = Superblock::decode(&page.0, Place::Memory).unwrap_err();
-    assert_eq!(error.problem, Problem::Unsupported { major: 1, minor: 0, incompat: 4, known: 1 });
+    assert_eq!(error.problem, Problem::Unsupported { major: 1, minor: 0, incompat: 4, known: 3 });
     let place = Place::Device { device: DeviceIndex(0), offset: 4096 };
     page.0[8] ^= 1;
     let text = Superblock::decode(&page.0, place).unwrap_err().to_string();
@@ -357,7 +363,7 @@ fn composite_entries_and_later_formats_are_refused_by_name() {
 
 #[test]
 fn unknown_features_that_allow_reading_own_the_reserved_bytes() {
-    for at in [92, 192, 512 + 45, 4000] {
+    for at in [92, 192, 512 + 46, 4000] {
         let mut page = Page::zeroed();
         Superblock { ro_compat: 2, ..samples::superblock() }.encode(&mut page);
         page.0[at] = 1;

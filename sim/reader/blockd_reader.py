@@ -97,13 +97,15 @@ class Pool:
             copy = max(found, key=lambda s: s.generation)
             device = by_uuid.get(copy.uuid)
             require(device, f"{image.path}: isn't in the pool's table")
+            if not device.present:
+                continue
             require(not device.image, f"{image.path}: a device twice")
             stale = copy.generation + 1 < self.sb.generation
             require(not stale, f"{image.path}: stale, of generation {copy.generation}")
             require(image.size >= device.size, f"{image.path}: has shrunk from {device.size} bytes")
             device.image = image
         for i, device in enumerate(self.sb.table):
-            require(device.image, f"device {i} ({uuid.UUID(bytes=device.uuid)}) is missing")
+            require(device.image or not device.present, f"device {i} ({uuid.UUID(bytes=device.uuid)}) is missing")
 
     def read_extent(self, extent, at, size):
         for device in self.sb.table:

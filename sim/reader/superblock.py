@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from checksums import crc_fits
 
 BLOCK = 4096
+IN_USE, LEAVING, REMOVED = range(3)
 EXTENT_SIZES = [65536 << i for i in range(5)]
 
 
@@ -45,7 +46,12 @@ class Device:
     first: int
     extents: int
     sector: int
+    state: int
     image: Image = None
+
+    @property
+    def present(self):
+        return self.state != REMOVED
 
 
 class Superblock:
@@ -63,12 +69,12 @@ class Superblock:
             setattr(self, name, value)
         version, bits = f"{self.major}.{self.minor}", self.incompat
         require(self.major == 1, f"unknown version {version}", Unknown)
-        require(bits & ~1 == 0, f"version {version}, unknown incompat bits {bits:#x}", Unknown)
+        require(bits & ~3 == 0, f"version {version}, unknown incompat bits {bits:#x}", Unknown)
         self.composite = bits & 1 == 1
         self.features = self.compat | self.ro_compat
         if not self.features:
             unused = block[92:96] + block[192:512] + block[512 + 64 * self.devices :]
-            unused += b"".join(block[557 + 64 * i : 576 + 64 * i] for i in range(self.devices))
+            unused += b"".join(block[558 + 64 * i : 576 + 64 * i] for i in range(self.devices))
             require(not any(unused), "superblock: reserved bytes aren't zero")
         require(self.extent_size in EXTENT_SIZES, f"superblock: extent size {self.extent_size}")
         require(1 <= self.devices <= 16, f"superblock: {self.devices} devices")
@@ -80,11 +86,19 @@ class Superblock:
         self._check_table()
 
     def _device(self, at):
-        return Device(*struct.unpack_from("<16sQQQI", self.block, at))
+        return Device(*struct.unpack_from("<16sQQQIxB", self.block, at))
 
     def _check_table(self):
         end = 0
+        states = [device.state for device in self.table]
+        known = states[0] == IN_USE and max(states) <= REMOVED and states.count(LEAVING) <= 1
+        known &= any(states) == (self.incompat & 2 != 0)
+        require(known, f"superblock: states of devices {states}")
         for i, device in enumerate(self.table):
+            if not device.present:
+                none = device.size == device.extents == 0 and device.first >= end
+                require(none, f"superblock: bad removed device {i} in the table")
+                continue
             good = 3 <= device.extents <= device.size // self.extent_size
             good &= device.sector in (512, 1024, 2048, 4096)
             good &= device.first >= end if i else device.first == 0

@@ -11,6 +11,7 @@ use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::format::settings::OnFull;
+use blockd_mapper::format::superblock::DeviceState;
 use blockd_mapper::units::VolumeId;
 
 use super::check::Progress;
@@ -112,8 +113,13 @@ impl<'o> Dumper<'o> {
         self.line(&format!("log {} {} sequence {sequence}", s.wal_start, s.wal_extents))?;
         self.line(&format!("reserve {} {}", s.reserve_start, s.reserve_extents))?;
         for device in s.devices.as_slice() {
+            let state = match device.state {
+                DeviceState::InUse => "",
+                DeviceState::Leaving => " leaving",
+                DeviceState::Removed => " removed",
+            };
             self.line(&format!(
-                "device {:032x} size {} first {} extents {} block {} class {}",
+                "device {:032x} size {} first {} extents {} block {} class {}{state}",
                 u128::from_be_bytes(device.uuid),
                 device.size,
                 device.first,

@@ -4,7 +4,7 @@ use blockd_mapper::entry::Composite;
 use blockd_mapper::format::VolumeName;
 use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord, check_volume};
 use blockd_mapper::format::settings::{OnFull, VolumeSettings};
-use blockd_mapper::format::superblock::DeviceRecord;
+use blockd_mapper::format::superblock::{DeviceRecord, DeviceState};
 use blockd_mapper::format::{PageRef, PoolId};
 use blockd_mapper::units::{Epoch, Lsn, PhysicalExtent, VolumeId, WallTime};
 
@@ -85,6 +85,7 @@ pub(crate) fn parse(line: &str) -> Result<Line, String> {
             extents: words.named("extents")?,
             block_size: words.named("block")?,
             class: words.named("class")?,
+            state: words.state()?,
         }),
         "volume" => return volume(VolumeKind::Volume, words, line),
         "snapshot" => return volume(VolumeKind::Snapshot, words, line),
@@ -180,6 +181,16 @@ impl<'a> Words<'a> {
             return Err(format!("{word:?} stands where {name:?} should"));
         }
         self.number()
+    }
+
+    /// A device's state, which dumps name only where it is not in use.
+    fn state(&mut self) -> Result<DeviceState, String> {
+        match self.0.next() {
+            None => Ok(DeviceState::InUse),
+            Some("leaving") => Ok(DeviceState::Leaving),
+            Some("removed") => Ok(DeviceState::Removed),
+            Some(other) => Err(format!("{other:?} is no state of a device")),
+        }
     }
 
     fn hex(&mut self) -> Result<u64, String> {

@@ -79,7 +79,8 @@ impl<'m> Reader<'m> {
             add_copies(media, &mut copies, DeviceIndex(handle), device.size);
         }
         let Found { superblock, handles } = copies.choose(devices)?;
-        Self::with(media, superblock, handles[..devices.len()].to_vec())
+        let count = superblock.devices.as_slice().len();
+        Self::with(media, superblock, handles[..count].to_vec())
     }
 
     /// Reads by a superblock that the caller has chosen.
@@ -130,8 +131,8 @@ impl<'m> Reader<'m> {
     /// Every copy of the superblock there should be, and its state.
     pub fn copies(&mut self) -> Vec<SuperCopy> {
         let mut found = Vec::new();
-        let records = self.superblock.devices.as_slice().to_vec();
-        for (device, record) in records.iter().enumerate() {
+        let table = self.superblock.devices;
+        for (device, record) in table.present() {
             let offsets = copy_offsets(self.geometry, record.extents);
             let [a, last] = offsets.first_pair;
             let [b, after] = offsets.second_pair;

@@ -300,7 +300,8 @@ impl<'m> Builder<'m> {
     }
 
     fn flush(&mut self) -> Result<(), MapperError> {
-        for &device in &self.handles {
+        for (index, _) in self.superblock.devices.present() {
+            let device = self.handles.get(index).copied().unwrap_or(u8::MAX);
             let flushed = self.media.flush(DeviceIndex(device));
             flushed.map_err(|error| MapperError::Io { operation: "flush", device, error })?;
         }
@@ -316,16 +317,16 @@ impl<'m> Builder<'m> {
             self.clear_log()?;
         }
         self.flush()?;
-        let devices = self.superblock.devices.as_slice().to_vec();
+        let devices = self.superblock.devices;
         for first in [true, false] {
-            for (index, record) in (0..).zip(&devices) {
-                let copy =
-                    Superblock { this_device: DeviceIndex(index), ..self.superblock.clone() };
+            for (index, record) in devices.present() {
+                let this_device = DeviceIndex(u8::try_from(index).unwrap_or(u8::MAX));
+                let copy = Superblock { this_device, ..self.superblock.clone() };
                 let mut page = Page::zeroed();
                 copy.encode(&mut page);
                 let offsets = copy_offsets(self.pages.geometry, record.extents);
                 let pair = if first { offsets.first_pair } else { offsets.second_pair };
-                let handle = self.handles.get(usize::from(index)).copied().unwrap_or(u8::MAX);
+                let handle = self.handles.get(index).copied().unwrap_or(u8::MAX);
                 for offset in pair {
                     self.write(DeviceIndex(handle), offset, &page.0)?;
                 }

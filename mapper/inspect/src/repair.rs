@@ -132,7 +132,8 @@ fn superblock(
             _ => return Err(refused),
         }
     }
-    let missing: Vec<_> = (0..table.len()).filter(|&at| handles[at].is_none()).collect();
+    let is_missing = |at: &usize| handles[*at].is_none() && table[*at].is_present();
+    let missing: Vec<_> = (0..table.len()).filter(is_missing).collect();
     let size = devices.get(usize::from(*silent)).map_or(0, |device| device.size);
     match missing.as_slice() {
         [at] if size >= table[*at].size => handles[*at] = Some(*silent),

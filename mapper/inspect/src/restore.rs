@@ -183,7 +183,7 @@ impl Plan {
             Err(MapperError::Device { name: device.name.clone(), problem })
         };
         let table = &self.content.devices;
-        if present.len() != table.len() {
+        if present.len() != table.iter().filter(|device| device.is_present()).count() {
             let (value, allowed) = (present.len() as u64, "as many as the dump has");
             return Err(MapperError::Invalid { field: "devices", value, allowed });
         }
@@ -231,8 +231,9 @@ impl Plan {
             }
         }
         target.known = unknown.is_empty();
-        let free = target.handles.iter_mut().filter(|handle| **handle == u8::MAX);
-        for (place, handle) in free.zip(unknown) {
+        let free = target.handles.iter_mut().zip(table);
+        let free = free.filter(|(handle, record)| **handle == u8::MAX && record.is_present());
+        for ((place, _), handle) in free.zip(unknown) {
             *place = handle;
         }
         for (record, handle) in table.iter().zip(&target.handles) {

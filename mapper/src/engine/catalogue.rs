@@ -81,6 +81,16 @@ impl Catalogue {
         self.dirty.insert(place / usize::try_from(RECORDS_PER_PAGE).unwrap_or(1));
     }
 
+    /// Notes the pages at such addresses as changed, with those of the index. Returns whether there
+    /// were any.
+    pub(crate) fn rewrite(&mut self, at: impl Fn(PageAddress) -> bool + Copy) -> bool {
+        let pages = usize::try_from(self.page_count()).unwrap_or(usize::MAX);
+        let moved: Vec<usize> =
+            (0..pages).filter(|page| at(self.tree.get(*page as u64).address)).collect();
+        self.dirty.extend(&moved);
+        self.tree.rewrite(at) || !moved.is_empty()
+    }
+
     /// The first page that has changed.
     pub(crate) fn first_dirty(&self) -> Option<usize> {
         self.dirty.first().copied()

@@ -12,7 +12,7 @@ use super::tree::PageTree;
 use super::trees::Trees;
 use crate::directory::Directory;
 use crate::format::PageRef;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{DEVICE_STATES, Superblock};
 use crate::geometry::MAX_DEVICES;
 use crate::io::IoOp;
 use crate::mutation::{Mutation, active};
@@ -219,7 +219,8 @@ impl Engine {
         if active(Mutation::CheckpointUnflushed) {
             return true;
         }
-        for device in 0..self.superblock.devices.as_slice().len() {
+        let table = self.superblock.devices;
+        for (device, _) in table.present() {
             if active(Mutation::CheckpointFlushesFirst) && device > 0 {
                 continue;
             }
@@ -243,9 +244,12 @@ impl Engine {
             self.rise(self.checkpoint.lsn);
         }
         let closes = self.checkpoint.closes;
+        let next = self.controls.next_superblock(&self.superblock);
+        let incompat = self.checkpoint.incompat & !DEVICE_STATES;
+        let states = if next.devices.has_states() { DEVICE_STATES } else { 0 };
         let block = Superblock {
             clean: closes,
-            incompat: self.checkpoint.incompat,
+            incompat: incompat | states,
             boot_id: if closes { [0; 16] } else { self.superblock.boot_id },
             checkpoint_lsn: self.checkpoint.lsn,
             wal_tail_sequence: self.checkpoint.tail,
@@ -254,7 +258,7 @@ impl Engine {
             catalogue_levels: u8::try_from(self.catalogue.tree.level_count()).unwrap_or(u8::MAX),
             catalogue_records: u32::try_from(self.catalogue.place_count()).unwrap_or(u32::MAX),
             next_volume_id: self.controls.next_volume_id,
-            ..self.controls.next_superblock(&self.superblock)
+            ..next
         };
         self.write_superblock(block);
         self.checkpoint.phase = Phase::Super;

@@ -124,7 +124,8 @@ impl Engine {
             return;
         }
         // R1. The count of completed writes is read before the flush is sent: it covers those.
-        for device in 0..self.superblock.devices.as_slice().len() {
+        let table = self.superblock.devices;
+        for (device, _) in table.present() {
             let written = self.pool.written_on(device);
             self.commit.sums[device] = written;
             if active(Mutation::CommitFlushesFirst) && device > 0 {

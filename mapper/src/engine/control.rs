@@ -82,6 +82,11 @@ impl Controls {
         self.queue.is_empty() && self.current.is_none() && self.undurable.is_empty()
     }
 
+    /// Whether no command is under way.
+    pub(super) fn is_free(&self) -> bool {
+        self.current.is_none()
+    }
+
     /// A structure change is under way: the map's shape is about to change.
     pub(super) fn holds_checkpoints(&self) -> bool {
         matches!(self.current, Some(Current::Draining { .. } | Current::Closing { .. }))
@@ -192,7 +197,9 @@ impl Engine {
     fn begin_next(&mut self) -> bool {
         // A checkpoint writes the volumes of its cut: their number and shape stay until it ends.
         let shape_stays = self.checkpoint.is_running() && !active(Mutation::FuzzyCheckpoint);
-        if !(self.opened || self.pool.read_only) || shape_stays {
+        // The superblock on its way has no word of devices that a command would add or change.
+        let devices_stay = self.evacuation.is_ending();
+        if !(self.opened || self.pool.read_only) || shape_stays || devices_stay {
             return false;
         }
         if matches!(self.controls.queue.front(), Some((_, Control::Close)))
@@ -231,6 +238,8 @@ impl Engine {
                 Ok(extents) => self.begin_checkpoint_for(id, Outcome::Grown { extents }),
                 Err(error) => self.end(id, Err(error)),
             },
+            Control::RemoveDevice { device } => self.remove_device(id, device),
+            Control::KeepDevice { device } => self.keep_device(id, device),
             Control::SetComposite { enabled: true } => self.enable_composite(id),
             Control::SetComposite { enabled: false } => match self.disable_composite() {
                 Ok(outcome) => self.end_when_durable(id, outcome),
@@ -284,6 +293,10 @@ impl Engine {
                     Outcome::Enabled => self.finish_enabling(id),
                     Outcome::Grown { .. } => {
                         self.use_new_extents();
+                        self.end(id, Ok(outcome));
+                    }
+                    Outcome::Leaving | Outcome::Kept => {
+                        self.follow_device_states();
                         self.end(id, Ok(outcome));
                     }
                     _ => self.end(id, Ok(outcome)),
@@ -381,7 +394,11 @@ impl Engine {
             self.controls.fail_all(&self.pool);
             return false;
         }
-        if !self.end_folds() || !self.pool.epochs.is_idle() || !self.commit.is_idle() {
+        if !self.end_folds()
+            || !self.end_moves()
+            || !self.pool.epochs.is_idle()
+            || !self.commit.is_idle()
+        {
             return again(self, false);
         }
         if self.uncommitted() > 0 || self.pool.wake.0.commit.load(Ordering::SeqCst) {

@@ -105,7 +105,7 @@ impl Engine {
         self.check_room_for_pages(self.fixed_pages() + 2 * dirty + index)
     }
 
-    fn check_room_for_pages(&self, needed: u64) -> Result<(), MapperError> {
+    pub(super) fn check_room_for_pages(&self, needed: u64) -> Result<(), MapperError> {
         let pages = self.pool.geometry.pages_per_extent();
         let free = self.pool.free_space.lock().free_count() * pages
             + self.pages.free_pages().saturating_sub(self.pages.reserve_pages());

@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use crate::change::Site;
 use crate::entry::{Composite, Entry};
-use crate::io::{IoBuffer, IoError, IoOp};
+use crate::io::{IoError, IoOp};
 use crate::mutation::{Mutation, Situation, active, met};
-use crate::pool::{CHANGE_UNITS, Pool, split};
+use crate::pool::{CHANGE_UNITS, Pool};
 use crate::space::SpaceState;
 use crate::stripe::Stripe;
 use crate::sync::{Mutex, Ordering};
@@ -32,18 +32,14 @@ use crate::units::{ExtentIndex, LeafId, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::Volume;
 
 use super::Engine;
+use super::copy::Copy;
+use super::pace::Pace;
 use super::queue::Purpose;
 
 mod find;
 
 /// Waiting for older IO at the most: some operations of a slow disk.
 const DRAIN_LIMIT_NS: u64 = 100_000_000;
-/// A run of sub-blocks that takes longer to copy shows a slow medium. Clients come first there:
-/// folds pause for [`PAUSE_FACTOR`] times as long as it took.
-const SLOW_COPY_NS: u64 = 100_000_000;
-const PAUSE_FACTOR: u64 = 10;
-/// The longest such pause: a medium that hung for minutes may be quick again.
-const MAX_PAUSE_NS: u64 = 60_000_000_000;
 /// How often the wait for older IO is doubled where that has not ended in time: up to 3.2 seconds,
 /// so that folds get on where some IO always takes long.
 const MAX_DOUBLINGS: u32 = 5;
@@ -80,8 +76,8 @@ pub(crate) struct Folds {
     walk: Option<(VolumeId, SlotIndex, usize)>,
     /// Something was abandoned or put off during the walk: it begins again at this time.
     again_ns: Option<u64>,
-    /// The media is slow, or older IO did not end in time: no fold begins before this.
-    pause_ns: u64,
+    /// Pauses where the media is slow, or older IO did not end in time.
+    pace: Pace,
     /// How often the wait for older IO is doubled.
     doublings: u32,
     running: Vec<Fold>,
@@ -90,9 +86,6 @@ pub(crate) struct Folds {
     /// The last LSN of a leaf in which folds are all that has changed since it was durable.
     own: Option<(LeafId, u64)>,
     next_token: u64,
-    /// Bytes that may be copied by now; below 0 after a fold took more.
-    allowance: i64,
-    refilled_ns: u64,
     /// Bytes a second that may be copied; 0: nothing is folded.
     rate: u64,
     status: FoldStatus,
@@ -103,22 +96,16 @@ struct Fold {
     token: u64,
     volume: Arc<Volume>,
     extent: ExtentIndex,
-    from: PhysicalExtent,
-    to: PhysicalExtent,
+    copy: Copy,
     overlay: PhysicalExtent,
     /// From then on the fold ends without a change if older IO has not ended: writers of the extent
     /// wait for the fold, and that IO may be of other volumes.
     late_ns: u64,
-    /// Sub-blocks to be copied, and those of them that are left.
+    /// Sub-blocks to be copied.
     bits: u64,
-    left: u64,
     stage: Stage,
-    /// When the read of the run under way was sent.
-    sent_ns: Option<u64>,
     /// The parity of the IO epoch that its copy is in.
     parity: Option<u8>,
-    /// An operation of the copy has failed.
-    failed: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,18 +121,12 @@ enum Stage {
 
 impl Fold {
     fn is_down(&self) -> bool {
-        self.from == self.overlay
-    }
-
-    /// Bytes of the allowance that the rest of its copy takes.
-    fn cost(&self, pool: &Pool) -> i64 {
-        let len = u64::from(self.left.count_ones()) * pool.geometry.sub_block_size();
-        i64::try_from(len).unwrap_or(i64::MAX)
+        self.copy.from == self.overlay
     }
 
     /// Whether the entry is still the one that the fold began with.
     fn is_of(&self, entry: Entry) -> Option<Composite> {
-        let base = if self.is_down() { self.to } else { self.from };
+        let base = if self.is_down() { self.copy.to } else { self.copy.from };
         match entry {
             Entry::Composite(it) if it.overlay == self.overlay && it.base == base => Some(it),
             _ => None,
@@ -169,6 +150,11 @@ impl Folds {
     /// Whether a fold is under way in a family of volumes.
     fn concerns(&self, lineage: VolumeId) -> bool {
         self.running.iter().any(|fold| fold.volume.identity.lineage == lineage)
+    }
+
+    /// Whether a fold under way copies from this extent, or to it.
+    pub(super) fn concerns_extent(&self, extent: PhysicalExtent) -> bool {
+        self.running.iter().any(|fold| fold.copy.from == extent || fold.copy.to == extent)
     }
 
     /// Lets folds begin in all families but these.
@@ -205,7 +191,7 @@ impl Engine {
 
     /// Looks for entries to be folded now, and not only when something has changed.
     pub fn fold_now(&mut self) {
-        self.folds.pause_ns = 0;
+        self.folds.pace.end_pause();
         self.pool.want_folds();
     }
 
@@ -226,15 +212,10 @@ impl Engine {
         if rate == 0 || self.closing {
             return None;
         }
-        let missing = (1 - folds.allowance).max(0).unsigned_abs();
-        let paid = folds.walk.filter(|_| folds.allowance <= 0).map(|_| {
-            let wait = u128::from(missing) * 1_000_000_000 / u128::from(rate);
-            folds.refilled_ns.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX).max(1))
-        });
-        let paused = Some(folds.pause_ns).filter(|at| folds.walk.is_some() && *at > self.now_ns);
+        let paced = folds.walk.and_then(|_| folds.pace.deadline(self.now_ns, rate));
         // A walk that is held up ends first.
         let again = folds.again_ns.filter(|_| folds.walk.is_none());
-        [paid, paused, again].into_iter().flatten().min()
+        [paced, again].into_iter().flatten().min()
     }
 
     pub(super) fn step_folds(&mut self) {
@@ -248,7 +229,8 @@ impl Engine {
         if is_free && (self.pool.fold_wanted.swap(false, Ordering::AcqRel) || is_time) {
             self.folds.begin_walk();
         }
-        self.refill_allowance();
+        let (rate, least) = (self.fold_pace(), self.pool.geometry.extent_size());
+        self.folds.pace.refill(self.now_ns, rate, least);
         let mut at = 0;
         while at < self.folds.running.len() {
             if self.step_fold(at) {
@@ -269,21 +251,6 @@ impl Engine {
     fn fold_pace(&self) -> u64 {
         let is_short = self.space_watch().state() != SpaceState::Normal;
         if is_short { self.folds.rate.saturating_mul(HURRY) } else { self.folds.rate }
-    }
-
-    fn refill_allowance(&mut self) {
-        let rate = self.fold_pace();
-        let folds = &mut self.folds;
-        let passed = self.now_ns.saturating_sub(folds.refilled_ns);
-        let more = u128::from(passed) * u128::from(rate) / 1_000_000_000;
-        if more > 0 {
-            folds.refilled_ns = self.now_ns;
-            // Not more than a tenth of a second's worth, or a whole extent.
-            let most = (rate / 10).max(self.pool.geometry.extent_size());
-            let more = i64::try_from(more).unwrap_or(i64::MAX);
-            let most = i64::try_from(most).unwrap_or(i64::MAX);
-            folds.allowance = folds.allowance.saturating_add(more).min(most);
-        }
     }
 
     /// Whether a structure change of these families has to wait for folds (K6). Those that have not
@@ -312,7 +279,7 @@ impl Engine {
     }
 
     /// When to look again: a commit by the timer has made durable by then what is not now.
-    fn later(&self) -> u64 {
+    pub(super) fn later(&self) -> u64 {
         self.now_ns.saturating_add(self.pool.tuning.commit_interval_ns)
     }
 
@@ -320,14 +287,9 @@ impl Engine {
     fn step_fold(&mut self, at: usize) -> bool {
         let fold = &mut self.folds.running[at];
         if fold.stage != Stage::Out
-            && let Some(sent_ns) = fold.sent_ns.take()
+            && let Some(sent_ns) = fold.copy.sent_ns.take()
         {
-            let took_ns = self.now_ns.saturating_sub(sent_ns);
-            if took_ns > SLOW_COPY_NS {
-                let pause = took_ns.saturating_mul(PAUSE_FACTOR).min(MAX_PAUSE_NS);
-                let until = self.now_ns.saturating_add(pause);
-                self.folds.pause_ns = self.folds.pause_ns.max(until);
-            }
+            self.folds.pace.note_run(self.now_ns, sent_ns);
         }
         match self.folds.running[at].stage {
             Stage::Draining(until) => {
@@ -339,10 +301,10 @@ impl Engine {
                 }
                 if is_drained {
                     self.folds.doublings = 0;
-                } else if self.now_ns >= self.folds.pause_ns {
+                } else if !self.folds.pace.is_paused(self.now_ns) {
                     // The first of those that began together.
                     self.folds.doublings = (self.folds.doublings + 1).min(MAX_DOUBLINGS);
-                    self.folds.pause_ns = self.later();
+                    self.folds.pace.pause_until(self.later());
                 }
                 self.folds.running[at].stage =
                     if is_drained { self.begin_copy(at) } else { Stage::Ending(false) };
@@ -378,70 +340,41 @@ impl Engine {
         }
         fold.bits = if fold.is_down() { it.top } else { it.under & !it.top };
         let there = if fold.is_down() { 0 } else { find::in_overlay(pool, fold) };
-        let planned = fold.cost(pool);
-        fold.left = fold.bits & !there;
-        let less = planned.saturating_sub(fold.cost(pool));
-        self.folds.allowance = self.folds.allowance.saturating_add(less);
+        let planned = fold.copy.bytes(pool.geometry);
+        fold.copy.left = fold.bits & !there;
+        self.folds.pace.refund(planned.saturating_sub(fold.copy.bytes(pool.geometry)));
         Stage::Copying
     }
 
     /// Reads the next run of sub-blocks; with none left, the fold ends.
     fn copy_next(&mut self, at: usize) {
-        let sub_block = self.pool.geometry.sub_block_size();
         let fold = &mut self.folds.running[at];
-        if fold.left == 0 {
+        if fold.copy.left == 0 {
             fold.stage = Stage::Ending(true);
             self.pool.want_engine();
             return;
         }
-        let first = fold.left.trailing_zeros();
-        let count = (fold.left >> first).trailing_ones();
-        let (from, token) = (fold.from, fold.token);
-        let pages = u64::from(count) * sub_block / crate::geometry::PAGE_BYTES;
-        let Some(buffer) = IoBuffer::new(usize::try_from(pages).unwrap_or(usize::MAX)) else {
-            fold.stage = Stage::Ending(false);
-            return;
-        };
-        fold.stage = Stage::Out;
-        fold.sent_ns = Some(self.now_ns);
-        let (device, base) = self.pool.place(from);
-        let offset = base + u64::from(first) * sub_block;
-        self.io.push(device, IoOp::Read { offset, buffer }, Purpose::Fold { token });
+        let purpose = Purpose::Fold { token: fold.token };
+        let is_sent = fold.copy.send(&self.pool, &mut self.io, self.now_ns, purpose);
+        fold.stage = if is_sent { Stage::Out } else { Stage::Ending(false) };
     }
 
-    /// An operation of a fold has ended: what was read is written, and then comes the next run.
+    /// An operation of a fold has ended.
     pub(super) fn fold_done(&mut self, token: u64, op: IoOp, result: Result<(), IoError>) {
         let Some(at) = self.folds.running.iter().position(|fold| fold.token == token) else {
             return;
         };
         self.pool.want_engine();
-        let sub_block = self.pool.geometry.sub_block_size();
         let fold = &mut self.folds.running[at];
-        if result.is_err() {
-            fold.failed = true;
-            fold.stage = Stage::Ending(false);
-            return;
-        }
-        let (first, to) = (fold.left.trailing_zeros(), fold.to);
-        match op {
-            IoOp::Read { buffer, .. } => {
-                if active(Mutation::FoldBeforeData) {
-                    fold.stage = Stage::Ending(true);
-                }
-                let (device, base) = self.pool.place(to);
-                let offset = base + u64::from(first) * sub_block;
-                let op = IoOp::Write { offset, buffer, fua: false };
-                self.io.push(device, op, Purpose::Fold { token });
-            }
-            _ => {
-                let run = (fold.left >> first).trailing_ones();
-                fold.left &= u64::MAX.checked_shl(first + run).unwrap_or(0);
+        let ended = fold.copy.done(&self.pool, &mut self.io, Purpose::Fold { token }, (op, result));
+        match ended {
+            _ if fold.copy.failed => fold.stage = Stage::Ending(false),
+            Some(bytes) => {
                 fold.stage = Stage::Copying;
-                self.folds.status.bytes += u64::from(run) * sub_block;
-                // R1: a commit flushes the devices that were written to.
-                let written = &self.pool.written[self.pool.tuning.workers].0[split(to).0];
-                written.store(written.load(Ordering::Relaxed) + 1, Ordering::SeqCst);
+                self.folds.status.bytes += bytes;
             }
+            None if active(Mutation::FoldBeforeData) => fold.stage = Stage::Ending(true),
+            None => {}
         }
     }
 
@@ -476,10 +409,10 @@ impl Engine {
             pool.ring.release(slot, CHANGE_UNITS);
             self.folds.status.abandoned += 1;
             // Media that fails is not tried again before something else has changed.
-            if !fold.failed {
+            if !fold.copy.failed {
                 self.folds.again_ns.get_or_insert(later);
             }
-            self.folds.allowance = self.folds.allowance.saturating_add(fold.cost(&pool));
+            self.folds.pace.refund(fold.copy.bytes(pool.geometry));
         } else {
             let (step, leaf) = ((now, new), || directory.load(fold.extent.slot()));
             let was_durable = leaf().is_some_and(|leaf| is_durable(&pool, leaf, self.folds.own));
@@ -510,7 +443,7 @@ fn folded(fold: &Fold, it: Composite) -> Entry {
     } else {
         it.top | (it.under & fold.bits)
     };
-    Entry::Mapped { physical: fold.to, valid }
+    Entry::Mapped { physical: fold.copy.to, valid }
 }
 
 fn last_lsn(pool: &Pool, leaf: LeafId) -> u64 {

@@ -41,7 +41,8 @@ impl Engine {
     /// Notes a device's new size for the next superblock. Returns the extents it gains.
     pub(super) fn prepare_grow(&mut self, device: u8, size: u64) -> Result<u64, MapperError> {
         let mut records = self.superblock.devices.as_slice().to_vec();
-        let record = records.get_mut(usize::from(device)).ok_or_else(|| MapperError::Invalid {
+        let record = records.get_mut(usize::from(device)).filter(|record| record.is_present());
+        let record = record.ok_or_else(|| MapperError::Invalid {
             field: "device",
             value: u64::from(device),
             allowed: "the position of one of the pool's devices",
@@ -73,15 +74,15 @@ impl Engine {
         if records.iter().any(|r| r.uuid == device.uuid) {
             return Ok(0);
         }
-        let record = device_record(self.pool.geometry, records.len(), device)?;
+        let index = self.place_for_device(&records);
+        let record = device_record(self.pool.geometry, index, device)?;
         let smallest = self.smallest_block();
         if smallest.is_some_and(|block| record.block_size > block) {
             let problem =
                 format!("logical block of {} bytes is larger than a volume's", record.block_size);
             return Err(MapperError::Device { name: device.name.clone(), problem });
         }
-        let index = records.len();
-        let mut handles = self.pool.handles[..index].iter();
+        let mut handles = self.pool.handles[..records.len()].iter();
         if handles.any(|h| h.load(Ordering::SeqCst) == handle) {
             return Err(MapperError::Invalid {
                 field: "handle",
@@ -89,7 +90,10 @@ impl Engine {
                 allowed: "a number that no device of the pool has",
             });
         }
-        records.push(record);
+        match records.get_mut(index) {
+            Some(removed) => *removed = record,
+            None => records.push(record),
+        }
         let table = DeviceTable::new(&records).ok_or(MapperError::Limit {
             what: "devices of a pool",
             limit: crate::geometry::MAX_DEVICES as u64,
@@ -100,6 +104,16 @@ impl Engine {
         Ok(record.extents)
     }
 
+    /// The place of a removed device, or the one behind the last. A device that was removed since
+    /// the pool was opened leaves a table of references made for its size.
+    fn place_for_device(&self, records: &[DeviceRecord]) -> usize {
+        let is_usable = |at: &usize| {
+            !records[*at].is_present()
+                && self.pool.counts.get(*at).is_some_and(|c| c.get().is_none())
+        };
+        (0..records.len()).find(is_usable).unwrap_or(records.len())
+    }
+
     fn smallest_block(&self) -> Option<u32> {
         self.pool.volumes.read().values().map(|v| v.identity.block_size).min()
     }
@@ -108,7 +122,8 @@ impl Engine {
     pub(super) fn use_new_extents(&mut self) {
         let pool = std::sync::Arc::clone(&self.pool);
         let mut space = pool.free_space.lock();
-        for (index, record) in self.superblock.devices.as_slice().iter().enumerate() {
+        let table = self.superblock.devices;
+        for (index, record) in table.present() {
             make_counts(&pool, index, record);
             extend(&mut space, index, record);
         }

@@ -116,7 +116,7 @@ impl Engine {
         // This thread alone makes and deletes volumes: no other one waits for the lock.
         let reserved: u64 =
             self.space.holders(&self.pool.volumes.read()).map(|volume| volume.reserved()).sum();
-        let supers = 2 * self.superblock.devices.as_slice().len() as u64;
+        let supers = 2 * self.superblock.devices.present().count() as u64;
         let wal = u64::from(self.superblock.wal_extents);
         let metadata = supers + wal + self.pages.extent_count();
         let pending = self.releases.pending_extents();
@@ -280,7 +280,7 @@ impl Engine {
 /// Superblock areas and the log of a pool.
 pub fn fixed_extents(superblock: &crate::format::superblock::Superblock) -> Vec<PhysicalExtent> {
     let mut extents = Vec::new();
-    for device in superblock.devices.as_slice() {
+    for (_, device) in superblock.devices.present() {
         extents.push(device.first);
         extents.push(PhysicalExtent(device.first.0 + device.extents - 1));
     }

@@ -8,7 +8,9 @@ pub(crate) mod catalogue;
 mod checkpoint;
 mod commit;
 mod control;
+mod copy;
 mod diff;
+mod evacuate;
 mod feature;
 mod fold;
 mod grant;
@@ -16,6 +18,7 @@ mod group;
 pub(crate) mod grow;
 pub(crate) mod info;
 mod keep;
+mod pace;
 pub(crate) mod pages;
 pub(crate) mod queue;
 pub(crate) mod release;
@@ -32,6 +35,7 @@ use std::sync::Arc;
 
 pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
+pub use evacuate::EvacuationStatus;
 pub use fold::FoldStatus;
 pub use grow::GROWTH_ALLOWED;
 pub use info::fixed_extents;
@@ -111,6 +115,7 @@ pub struct Engine {
     pub(crate) recovered: Vec<(PhysicalExtent, u64)>,
     pub(crate) space: SpacePolicy,
     pub(crate) folds: fold::Folds,
+    pub(crate) evacuation: evacuate::Evacuation,
     pub(crate) feature: feature::Feature,
     pub(crate) closing: bool,
     /// The pool is clean, and nothing is done to it any more.
@@ -133,11 +138,13 @@ pub(crate) struct EngineParts {
 
 impl Engine {
     pub(crate) fn new(parts: EngineParts) -> Result<Self, MapperError> {
-        let EngineParts { pool, wal, superblock, pages, catalogue, trees } = parts;
+        let EngineParts { pool, wal, superblock, mut pages, catalogue, trees } = parts;
+        let leaving = superblock.devices.leaving();
+        pages.leave(leaving);
         let blocks = pool.tuning.commit_blocks.max(1);
         // Two for a commit that wraps around the log's end, some for the pages of checkpoints, and
         // one for each copy of the superblock that is written at a time.
-        let copies = 2 * superblock.devices.as_slice().len();
+        let copies = 2 * superblock.devices.present().count();
         let sizes = std::iter::repeat_n(blocks, 2 + queue::MAX_WRITES_OUT)
             .chain(std::iter::repeat_n(1, copies));
         let buffers: Option<Vec<IoBuffer>> = sizes.map(IoBuffer::new).collect();
@@ -161,6 +168,7 @@ impl Engine {
             recovered: Vec::new(),
             space: SpacePolicy::new(pool.tuning.marks),
             folds: fold::Folds::new(pool.tuning.fold_rate),
+            evacuation: evacuate::Evacuation::new(pool.tuning.evacuation_rate, leaving),
             feature: feature::Feature::default(),
             closing: false,
             closed: false,
@@ -209,6 +217,7 @@ impl Engine {
             self.step_releases();
             self.step_awaited_epoch();
             self.step_folds();
+            self.step_evacuation();
             self.step_grants();
             self.step_space();
             if !self.io.has_waiting() && !self.pool.engine_wanted() {
@@ -222,9 +231,13 @@ impl Engine {
     /// Takes a command back with its result. A failed flush or write of metadata stops the pool
     /// for good (R8).
     pub fn complete(&mut self, command: IoCommand, result: Result<(), IoError>) {
-        if let Some(token) = self.io.fold_of(&command) {
+        if let Some(purpose) = self.io.copy_of(&command) {
             self.io.forget(&command);
-            return self.fold_done(token, command.op, result);
+            return match purpose {
+                Purpose::Move { token } => self.move_done(token, command.op, result),
+                Purpose::Fold { token } => self.fold_done(token, command.op, result),
+                _ => {}
+            };
         }
         let Some((purpose, device, operation)) = self.io.finish(command) else { return };
         let result = if active(Mutation::FlushErrorIgnored) && operation == "flush" {
@@ -242,7 +255,8 @@ impl Engine {
             Purpose::CommitLog => self.commit_logged(),
             Purpose::CheckpointPages => {}
             Purpose::CheckpointFlush { device } => self.checkpoint_flushed(device),
-            Purpose::Super | Purpose::SuperFlush | Purpose::Fold { .. } => {}
+            Purpose::Super | Purpose::SuperFlush => {}
+            Purpose::Fold { .. } | Purpose::Move { .. } => {}
             Purpose::Passdown { first, count } => {
                 self.releases.passed_down(&self.pool, first, count);
                 self.pool.bump();
@@ -276,8 +290,9 @@ impl Engine {
         let checkpoint = self.checkpoint_deadline();
         let drains = (self.releases.has_drains() || self.awaited_epoch() != 0)
             .then(|| self.now_ns.saturating_add(DRAIN_POLL_NS));
-        let folds = self.fold_deadline();
-        [commit, checkpoint, drains, folds, self.space_deadline()].into_iter().flatten().min()
+        let copies = [self.fold_deadline(), self.evacuation_deadline()];
+        let copies = copies.into_iter().flatten().min();
+        [commit, checkpoint, drains, copies, self.space_deadline()].into_iter().flatten().min()
     }
 
     /// Whether the pool is at rest: nothing is under way and nothing waits to be done.
@@ -289,6 +304,7 @@ impl Engine {
             && self.controls.is_idle()
             && self.releases.is_idle()
             && self.folds.is_idle()
+            && self.evacuation.is_idle()
             && self.uncommitted() == 0
     }
 

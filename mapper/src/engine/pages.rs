@@ -25,12 +25,49 @@ pub(crate) struct PageSpace {
     free: u64,
     cursor: PhysicalExtent,
     reserve_pages: u64,
+    /// The device that is leaving: no page of it is given out, or counted as free.
+    leaving: Option<usize>,
 }
 
 impl PageSpace {
     pub(crate) fn new(geometry: Geometry) -> Self {
         let (extents, cursor) = (BTreeMap::new(), PhysicalExtent(0));
-        Self { geometry, extents, free: 0, cursor, reserve_pages: 0 }
+        Self { geometry, extents, free: 0, cursor, reserve_pages: 0, leaving: None }
+    }
+
+    /// Gives out no page of this device from now on. Its free pages stop counting.
+    pub(crate) fn leave(&mut self, device: Option<usize>) {
+        self.free += self.free_on_leaving();
+        self.leaving = device;
+        self.free -= self.free_on_leaving();
+    }
+
+    fn is_leaving(&self, extent: PhysicalExtent) -> bool {
+        self.leaving == Some(device_of(extent))
+    }
+
+    /// Free pages of a device.
+    pub(crate) fn free_on(&self, device: usize) -> u64 {
+        let of_it = self.extents.iter().filter(|(one, _)| device_of(**one) == device);
+        of_it.map(|(_, pages)| self.geometry.pages_per_extent() - ones(&pages.used)).sum()
+    }
+
+    fn free_on_leaving(&self) -> u64 {
+        self.leaving.map_or(0, |device| self.free_on(device))
+    }
+
+    /// Returns the extents of the leaving device that have no page in use.
+    pub(crate) fn leave_empty(&mut self, space: &mut FreeSpace) -> u64 {
+        let Some(device) = self.leaving else { return 0 };
+        let before = self.extents.len();
+        self.extents.retain(|extent, pages| {
+            let is_empty = device_of(*extent) == device && ones(&pages.used) == 0;
+            if is_empty {
+                space.free(*extent, 1);
+            }
+            !is_empty
+        });
+        (before - self.extents.len()) as u64
     }
 
     pub(crate) fn add_extent(&mut self, extent: PhysicalExtent, reserve: bool) {
@@ -53,17 +90,18 @@ impl PageSpace {
         let (word, bit) = split(page);
         let fresh = pages.used[word] & bit == 0;
         pages.used[word] |= bit;
-        self.free -= u64::from(fresh);
+        self.free -= u64::from(fresh && self.leaving != Some(device_of(extent)));
         fresh
     }
 
     /// Frees a page that no superblock copy refers to any more.
     pub(crate) fn free(&mut self, address: PageAddress) {
         let (extent, page) = self.geometry.page_place(address);
+        let counts = !self.is_leaving(extent);
         if let Some(pages) = self.extents.get_mut(&extent) {
             let (word, bit) = split(page);
             debug_assert!(pages.used[word] & bit != 0, "page {address} freed twice");
-            self.free += u64::from(pages.used[word] & bit != 0);
+            self.free += u64::from(counts && pages.used[word] & bit != 0);
             pages.used[word] &= !bit;
         }
     }
@@ -74,7 +112,8 @@ impl PageSpace {
         let after = self.extents.range(self.cursor..).map(|(&e, _)| e);
         let before = self.extents.range(..self.cursor).map(|(&e, _)| e);
         let full = |extent: &PhysicalExtent| {
-            self.extents.get(extent).is_none_or(|p| ones(&p.used) == pages)
+            self.is_leaving(*extent)
+                || self.extents.get(extent).is_none_or(|p| ones(&p.used) == pages)
         };
         let extent = after.chain(before).find(|extent| !full(extent))?;
         self.cursor = extent;
@@ -105,7 +144,9 @@ impl PageSpace {
         let mut given = 0;
         // One by one: a list of them would be an allocation after each checkpoint.
         while given < spare {
-            let empty = |(_, p): &(&PhysicalExtent, &PageExtent)| !p.reserve && ones(&p.used) == 0;
+            let empty = |(extent, p): &(&PhysicalExtent, &PageExtent)| {
+                !p.reserve && ones(&p.used) == 0 && !self.is_leaving(**extent)
+            };
             let Some(extent) = self.extents.iter().find(empty).map(|(&extent, _)| extent) else {
                 break;
             };
@@ -136,6 +177,10 @@ impl PageSpace {
     pub(crate) fn used_pages(&self) -> u64 {
         self.extents.values().map(|p| ones(&p.used)).sum()
     }
+}
+
+fn device_of(extent: PhysicalExtent) -> usize {
+    crate::pool::split(extent).0
 }
 
 fn split(page: u64) -> (usize, u64) {

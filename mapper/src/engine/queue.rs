@@ -28,6 +28,8 @@ pub(crate) enum Purpose {
     Passdown { first: PhysicalExtent, count: u64 },
     /// A part of the copy of a fold.
     Fold { token: u64 },
+    /// A part of the copy of a move.
+    Move { token: u64 },
 }
 
 /// Commands not yet taken by the caller, and those out with it.
@@ -74,12 +76,10 @@ impl CommandQueue {
         Some((purpose, command.device, name))
     }
 
-    /// The fold that a command belongs to.
-    pub(crate) fn fold_of(&self, command: &IoCommand) -> Option<u64> {
-        match self.out.iter().find(|(id, _)| *id == command.id)?.1 {
-            Purpose::Fold { token } => Some(token),
-            _ => None,
-        }
+    /// The fold or move that a command belongs to.
+    pub(crate) fn copy_of(&self, command: &IoCommand) -> Option<Purpose> {
+        let purpose = self.out.iter().find(|(id, _)| *id == command.id)?.1;
+        matches!(purpose, Purpose::Fold { .. } | Purpose::Move { .. }).then_some(purpose)
     }
 
     /// Forgets a command that came back, whose memory is not one of these.

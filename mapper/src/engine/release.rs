@@ -241,7 +241,9 @@ impl Releases {
                 }
             }
         }
-        self.passdown.clear();
+        for (first, count) in self.passdown.drain(..) {
+            pool.free_space.lock().free(first, count);
+        }
         self.freed = 0;
     }
 
@@ -266,7 +268,7 @@ impl Releases {
     }
 
     /// One reference fewer; the last one makes the extent free. Under the stripe's mutex.
-    fn release_extent(&mut self, pool: &Pool, physical: PhysicalExtent) {
+    pub(crate) fn release_extent(&mut self, pool: &Pool, physical: PhysicalExtent) {
         if let Some((counts, local)) = pool.counts_of(physical)
             && counts.extra(local) > 0
         {

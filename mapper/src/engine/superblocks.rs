@@ -119,13 +119,14 @@ impl Engine {
 
     fn push_copies(&mut self, first: bool, only: Option<usize>) {
         let Some(block) = self.supers.block.clone() else { return };
-        for (device, record) in (0..).zip(block.devices.as_slice()) {
-            if only.is_some_and(|only| only != usize::from(device)) {
+        for (device, record) in block.devices.present() {
+            if only.is_some_and(|only| only != device) {
                 continue;
             }
             let offsets = copy_offsets(self.pool.geometry, record.extents);
-            let copy = Superblock { this_device: DeviceIndex(device), ..block.clone() };
-            let handle = self.pool.handles[usize::from(device)].load(Ordering::Relaxed);
+            let this_device = DeviceIndex(u8::try_from(device).unwrap_or(u8::MAX));
+            let copy = Superblock { this_device, ..block.clone() };
+            let handle = self.pool.handles[device].load(Ordering::Relaxed);
             let pair = if first { offsets.first_pair } else { offsets.second_pair };
             for offset in pair {
                 let Some(mut buffer) = self.io.buffer(1) else {
@@ -144,8 +145,8 @@ impl Engine {
             self.pool.want_engine();
             return;
         }
-        let count = self.supers.block.as_ref().map_or(0, |b| b.devices.as_slice().len());
-        for device in 0..count {
+        let Some(table) = self.supers.block.as_ref().map(|block| block.devices) else { return };
+        for (device, _) in table.present() {
             let handle = self.pool.handles[device].load(Ordering::Relaxed);
             self.io.push(DeviceIndex(handle), IoOp::Flush, Purpose::SuperFlush);
         }

@@ -207,6 +207,18 @@ impl PageTree {
         self.levels.iter().flatten().flatten().map(|node| node.own.address).filter(|a| a.0 != 0)
     }
 
+    /// Notes the index pages at such addresses as changed. Returns whether there were any.
+    pub(crate) fn rewrite(&mut self, at: impl Fn(PageAddress) -> bool) -> bool {
+        let mut any = false;
+        for node in self.levels.iter_mut().flatten().flatten() {
+            if !node.own.is_none() && at(node.own.address) {
+                node.dirty = true;
+                any = true;
+            }
+        }
+        any
+    }
+
     /// The same pages under a tree of another size; references beyond it are dropped. The old index
     /// pages are dead, all nodes are rewritten.
     pub(crate) fn resized(

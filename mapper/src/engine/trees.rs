@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::format::MAX_LEVELS;
-use crate::units::VolumeId;
+use crate::units::{PageAddress, VolumeId};
 
 use super::tree::PageTree;
 
@@ -68,6 +68,23 @@ impl Trees {
         self.insert(id, VolumeTree { tree: make(tree), place });
         self.changed.insert(id);
         self.get(id).map(|one| &one.tree)
+    }
+
+    /// Index pages, as they are on the media, at such addresses.
+    pub(crate) fn count_pages(&self, at: impl Fn(PageAddress) -> bool + Copy) -> u64 {
+        self.by_volume
+            .values()
+            .map(|one| one.tree.addresses().filter(|a| at(*a)).count() as u64)
+            .sum()
+    }
+
+    /// Has the next checkpoint write the pages at such addresses elsewhere.
+    pub(crate) fn rewrite(&mut self, at: impl Fn(PageAddress) -> bool + Copy) {
+        for (id, one) in &mut self.by_volume {
+            if one.tree.rewrite(at) {
+                self.changed.insert(*id);
+            }
+        }
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -13,6 +13,30 @@ const MIN_EXTENTS: u64 = 3;
 const RAW_DEVICE_SIZE: usize = 64;
 const TABLE_AT: usize = 512;
 
+/// Whether a pool uses a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum DeviceState {
+    /// Everything may lie on it.
+    #[default]
+    InUse = 0,
+    /// Nothing new is put on it, and everything is moved to other devices.
+    Leaving = 1,
+    /// No longer of the pool. Its place stays, since the numbers of extents name places.
+    Removed = 2,
+}
+
+impl DeviceState {
+    const fn from_raw(raw: u8) -> Option<Self> {
+        match raw {
+            0 => Some(Self::InUse),
+            1 => Some(Self::Leaving),
+            2 => Some(Self::Removed),
+            _ => None,
+        }
+    }
+}
+
 /// One device of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeviceRecord {
@@ -28,6 +52,16 @@ pub struct DeviceRecord {
     pub block_size: u32,
     /// The kind of storage; only the caller interprets the number.
     pub class: u8,
+    /// Whether the pool uses it.
+    pub state: DeviceState,
+}
+
+impl DeviceRecord {
+    /// Whether it is still a device of the pool.
+    #[must_use]
+    pub fn is_present(&self) -> bool {
+        self.state != DeviceState::Removed
+    }
 }
 
 /// 1 to 16 devices in the order of their extents.
@@ -53,6 +87,23 @@ impl DeviceTable {
         &self.records[..usize::from(self.count)]
     }
 
+    /// The devices that are still of the pool, with their places in the table.
+    pub fn present(&self) -> impl Iterator<Item = (usize, &DeviceRecord)> {
+        self.as_slice().iter().enumerate().filter(|(_, device)| device.is_present())
+    }
+
+    /// The place of the device that everything is moved off, if there is one.
+    #[must_use]
+    pub fn leaving(&self) -> Option<usize> {
+        self.as_slice().iter().position(|device| device.state == DeviceState::Leaving)
+    }
+
+    /// Whether a device is leaving or was removed: a reader must know the state then.
+    #[must_use]
+    pub fn has_states(&self) -> bool {
+        self.as_slice().iter().any(|device| device.state != DeviceState::InUse)
+    }
+
     /// The device that holds an extent.
     #[must_use]
     pub fn find(&self, extent: PhysicalExtent) -> Option<(DeviceIndex, &DeviceRecord)> {
@@ -68,12 +119,28 @@ impl DeviceTable {
     }
 
     pub(crate) fn validate(&self, geometry: Geometry) -> Result<(), Problem> {
+        let is_leaving = |device: &&DeviceRecord| device.state == DeviceState::Leaving;
+        let leaving = self.as_slice().iter().filter(is_leaving).count() as u64;
+        if leaving > 1 {
+            return Err(Problem::field("leaving devices", leaving, "one at the most"));
+        }
         let mut end = 0;
         for (index, device) in self.as_slice().iter().enumerate() {
             let (first, extents) = (device.first.0, device.extents);
             if first < end || (index == 0 && first != 0) {
                 let allowed = "0 for the first, else beyond the device before";
                 return Err(Problem::entry(index, "first extent", first, allowed));
+            }
+            if index == 0 && device.state != DeviceState::InUse {
+                let allowed = "0 for the first device, which holds the log";
+                return Err(Problem::entry(index, "device state", device.state as u64, allowed));
+            }
+            if !device.is_present() {
+                if extents != 0 || device.size != 0 {
+                    let allowed = "0 for a removed device";
+                    return Err(Problem::entry(index, "extent count", extents, allowed));
+                }
+                continue;
             }
             if extents < MIN_EXTENTS || extents > device.size / geometry.extent_size() {
                 let allowed = "at least 3 and no more than the device's size holds";
@@ -114,8 +181,8 @@ impl DeviceTable {
             }
         }
         let mut records = [DeviceRecord::default(); MAX_DEVICES];
-        for (record, raw) in records.iter_mut().zip(&raw[..used]) {
-            *record = raw.get();
+        for (index, (record, raw)) in records.iter_mut().zip(&raw[..used]).enumerate() {
+            *record = raw.get(index)?;
         }
         Ok(Self { records, count })
     }
@@ -130,7 +197,8 @@ pub(crate) struct RawDevice {
     extents: U64,
     block_size: U32,
     class: u8,
-    reserved: [u8; 19],
+    state: u8,
+    reserved: [u8; 18],
 }
 
 const _: () = assert!(size_of::<RawDevice>() == RAW_DEVICE_SIZE);
@@ -144,7 +212,8 @@ impl RawDevice {
             extents: device.extents.into(),
             block_size: device.block_size.into(),
             class: device.class,
-            reserved: [0; 19],
+            state: device.state as u8,
+            reserved: [0; 18],
         }
     }
 
@@ -154,14 +223,19 @@ impl RawDevice {
         check_reserved(&self.reserved, end - self.reserved.len())
     }
 
-    fn get(&self) -> DeviceRecord {
-        DeviceRecord {
+    fn get(&self, index: usize) -> Result<DeviceRecord, Problem> {
+        let state = DeviceState::from_raw(self.state).ok_or_else(|| {
+            let allowed = "0 in use, 1 leaving or 2 removed";
+            Problem::entry(index, "device state", self.state.into(), allowed)
+        })?;
+        Ok(DeviceRecord {
             uuid: self.uuid,
             size: self.size.get(),
             first: PhysicalExtent(self.first.get()),
             extents: self.extents.get(),
             block_size: self.block_size.get(),
             class: self.class,
-        }
+            state,
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::format::superblock::COMPOSITE;
+use crate::format::superblock::{COMPOSITE, DEVICE_STATES};
 use crate::format::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::units::{DeviceIndex, PageAddress};
 
@@ -221,8 +221,13 @@ struct Incompat(u64);
 
 impl fmt::Display for Incompat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let composite = if self.0 & COMPOSITE == 0 { "" } else { " (composite)" };
-        write!(f, "{:#x}{composite}", self.0)
+        let names = [(COMPOSITE, "composite"), (DEVICE_STATES, "device-states")];
+        let names = names.iter().filter(|(bit, _)| self.0 & bit != 0).map(|(_, name)| *name);
+        let names = names.collect::<Vec<_>>().join(", ");
+        match names.as_str() {
+            "" => write!(f, "{:#x}", self.0),
+            names => write!(f, "{:#x} ({names})", self.0),
+        }
     }
 }
 

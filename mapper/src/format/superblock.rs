@@ -14,13 +14,15 @@ use crate::geometry::{EXTENT_SIZES, Geometry, MAX_PHYSICAL_EXTENTS, PAGE_BYTES, 
 use crate::io::Page;
 use crate::units::{DeviceIndex, Epoch, Lsn, PhysicalExtent};
 
-pub use crate::format::devices::{DeviceRecord, DeviceTable};
+pub use crate::format::devices::{DeviceRecord, DeviceState, DeviceTable};
 use crate::format::devices::{RAW_DEVICES, RawDevice};
 
 /// Entries may be composite: leaf pages of version 2, under pages, and records of kind 67.
 pub const COMPOSITE: u64 = 1;
+/// A device of the table is leaving, or was removed.
+pub const DEVICE_STATES: u64 = 2;
 /// Features that a reader must know to read.
-pub const KNOWN_INCOMPAT: u64 = COMPOSITE;
+pub const KNOWN_INCOMPAT: u64 = COMPOSITE | DEVICE_STATES;
 /// Features that a writer must know to write. None exists yet.
 pub const KNOWN_RO_COMPAT: u64 = 0;
 /// Volume records may hold settings. A reader that does not know them ignores limits and
@@ -244,6 +246,10 @@ impl Superblock {
     pub fn validate(&self) -> Result<(), Problem> {
         let geometry = self.geometry()?;
         self.devices.validate(geometry)?;
+        if self.devices.has_states() != (self.incompat & DEVICE_STATES != 0) {
+            let allowed = "with bit 1 exactly when a device is leaving or was removed";
+            return Err(Problem::field("incompatible features", self.incompat, allowed));
+        }
         let end = self.devices.end();
         let limits = Limits::new(geometry, end);
         let count = self.devices.as_slice().len() as u64;

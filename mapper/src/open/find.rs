@@ -108,14 +108,21 @@ impl Copies {
             let first = self.bad.first().cloned();
             return Err(first.map_or(MapperError::Internal("no device was read"), Into::into));
         };
-        let mut handles = [0; MAX_DEVICES];
         let table = chosen.devices.as_slice();
-        let mut seen = [false; MAX_DEVICES];
+        let (mut handles, mut seen) = ([0; MAX_DEVICES], [false; MAX_DEVICES]);
+        for (at, _) in table.iter().enumerate().filter(|(_, record)| !record.is_present()) {
+            // No number of the caller's: nothing is ever read or written there.
+            (handles[at], seen[at]) = (u8::MAX, true);
+        }
         for (handle, device) in present.iter().enumerate() {
             let copy = self
                 .newest_on(handle)
                 .ok_or_else(|| refuse(&device.name, "holds no readable superblock".to_owned()))?;
             let at = position(&chosen, copy, device)?;
+            if !table[at].is_present() {
+                // Removed, and the caller has not noted that yet.
+                continue;
+            }
             if seen[at] {
                 return Err(refuse(&device.name, "is the same device as another one".to_owned()));
             }

@@ -340,7 +340,7 @@ impl Opening {
             read_only: self.options.mode == OpenMode::ReadOnly,
             composite: superblock.incompat & COMPOSITE != 0,
         });
-        for (index, record) in superblock.devices.as_slice().iter().enumerate() {
+        for (index, record) in superblock.devices.present() {
             crate::engine::grow::make_counts(&pool, index, record);
         }
         *pool.free_space.lock() = FreeSpace::of(&superblock.devices)?;
@@ -396,7 +396,7 @@ impl Opening {
         let engine = replay.finish(&mut self.report)?;
         let newest = engine.superblock.generation;
         let copies = self.copies.good.iter().filter(|(_, copy)| copy.generation == newest);
-        let uneven = copies.count() < 4 * engine.superblock.devices.as_slice().len();
+        let uneven = copies.count() < 4 * engine.superblock.devices.present().count();
         if uneven && self.options.mode == OpenMode::ReadWrite {
             self.begin_repair(engine);
         } else {

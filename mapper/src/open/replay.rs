@@ -47,7 +47,8 @@ pub(super) struct Replay {
 
 impl Replay {
     pub(super) fn new(engine: Engine, superblock: &Superblock) -> Result<Self, MapperError> {
-        let before = std::mem::take(&mut *engine.pool.free_space.lock());
+        // The pool's own goes with the changes meanwhile: it knows which extents are named.
+        let before = engine.pool.free_space.lock().clone();
         Ok(Self {
             limits: superblock.limits()?,
             expect: WalExpect {
@@ -258,13 +259,22 @@ impl Replay {
             return Ok(());
         }
         let dropped = site.set_unrecorded(&mut self.engine.spares, lsn, extent, old, new);
-        for physical in dropped {
+        let mut space = pool.free_space.lock();
+        for physical in new.without(&old) {
+            // After a move, several entries name the same new extent.
             if let Some((counts, local)) = pool.counts_of(physical)
-                && counts.extra(local) > 0
+                && !space.mark_used(physical)
             {
-                counts.sub(local);
+                counts.add(local, 1);
             }
         }
+        for physical in dropped {
+            match pool.counts_of(physical) {
+                Some((counts, local)) if counts.extra(local) > 0 => drop(counts.sub(local)),
+                _ => space.free(physical, 1),
+            }
+        }
+        drop(space);
         if !pool.leaf_drops.lock().is_empty() {
             self.settle();
         }

@@ -7,9 +7,11 @@ use crate::geometry::DEVICE_SHIFT;
 use crate::units::PhysicalExtent;
 
 /// Free extents, by device.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct FreeSpace {
     pub(crate) devices: Vec<Allocator>,
+    /// The device that is leaving: none of its extents is given out, or counted as free.
+    pub(crate) leaving: Option<usize>,
     /// Where the next search starts.
     cursor: usize,
     /// Whether an extent without an owner was freed.
@@ -22,11 +24,15 @@ impl FreeSpace {
         let mut devices = Vec::new();
         for record in table.as_slice() {
             let mut device = Allocator::new();
+            if !record.is_present() {
+                devices.push(device);
+                continue;
+            }
             let bad = |_| MapperError::Limit { what: "extents of a device", limit: record.extents };
             device.add_region(PhysicalExtent(0), record.extents).map_err(bad)?;
             devices.push(device);
         }
-        Ok(Self { devices, cursor: 0, freed_twice: false })
+        Ok(Self { devices, leaving: table.leaving(), cursor: 0, freed_twice: false })
     }
 
     pub(crate) fn contains(&self, extent: PhysicalExtent) -> bool {
@@ -45,7 +51,9 @@ impl FreeSpace {
     /// A run of up to `max` extents, from the device that served last while it has any.
     pub(crate) fn allocate(&mut self, max: u64) -> Option<(PhysicalExtent, u64)> {
         for _ in 0..self.devices.len() {
-            if let Some((first, count)) = self.devices[self.cursor].allocate_run(max) {
+            if self.leaving != Some(self.cursor)
+                && let Some((first, count)) = self.devices[self.cursor].allocate_run(max)
+            {
                 let base = (self.cursor as u64) << DEVICE_SHIFT;
                 return Some((PhysicalExtent(base + first.0), count));
             }
@@ -62,7 +70,9 @@ impl FreeSpace {
     ) -> Option<(PhysicalExtent, u64)> {
         let (first, mut local) = split(from);
         for (index, device) in self.devices.iter_mut().enumerate().skip(first) {
-            if let Some((start, count)) = device.allocate_from(local, max) {
+            if self.leaving != Some(index)
+                && let Some((start, count)) = device.allocate_from(local, max)
+            {
                 let base = (index as u64) << DEVICE_SHIFT;
                 return Some((PhysicalExtent(base + start.0), count));
             }
@@ -89,12 +99,26 @@ impl FreeSpace {
         self.devices.get(device).is_some_and(|a| a.is_used(local))
     }
 
+    /// Extents that can be given out.
     pub(crate) fn free_count(&self) -> u64 {
-        self.devices.iter().map(Allocator::free_count).sum()
+        let all: u64 = self.devices.iter().map(Allocator::free_count).sum();
+        all - self.free_on_leaving()
     }
 
+    /// Extents in use, and those that can be given out.
     pub(crate) fn total_count(&self) -> u64 {
-        self.devices.iter().map(Allocator::total_count).sum()
+        let all: u64 = self.devices.iter().map(Allocator::total_count).sum();
+        all - self.free_on_leaving()
+    }
+
+    fn free_on_leaving(&self) -> u64 {
+        let leaving = self.leaving.and_then(|at| self.devices.get(at));
+        leaving.map_or(0, Allocator::free_count)
+    }
+
+    /// Extents of a device that are in use.
+    pub(crate) fn used_on(&self, device: usize) -> u64 {
+        self.devices.get(device).map_or(0, |one| one.total_count() - one.free_count())
     }
 }
 

@@ -35,6 +35,8 @@ pub struct Tuning {
     pub marks: Option<Marks>,
     /// Bytes a second that folds may copy; 0: nothing is folded.
     pub fold_rate: u64,
+    /// Bytes a second that may be copied off a device that is leaving; 0: nothing is moved.
+    pub evacuation_rate: u64,
     /// The caller renews a claim page on the first device. The superblock says so from then on.
     pub claimed: bool,
 }
@@ -55,6 +57,7 @@ impl Default for Tuning {
             commit_blocks: 64,
             marks: None,
             fold_rate: 64 << 20,
+            evacuation_rate: 64 << 20,
             claimed: false,
         }
     }

@@ -102,6 +102,18 @@ impl Slice {
         true
     }
 
+    /// Takes the extents of a kind out.
+    pub(super) fn take_out(
+        &mut self,
+        kind: impl Fn(PhysicalExtent) -> bool,
+        mut give: impl FnMut(PhysicalExtent),
+    ) {
+        let held = std::mem::take(self);
+        for &extent in &held.extents[held.next..held.end] {
+            if kind(extent) { give(extent) } else { self.push_last(extent) }
+        }
+    }
+
     fn push_last(&mut self, extent: PhysicalExtent) {
         if self.next == self.end {
             (self.next, self.end) = (0, 0);

@@ -257,6 +257,7 @@ impl Rig {
         ask: impl Fn(&mut Worker, u64, u64, &mut Plan) -> Result<Step, MapperError>,
     ) -> Result<(), MapperError> {
         let (mut done, len) = (0, data.len() as u64);
+        let mut parked = None;
         for _ in 0..100_000 {
             if done == len {
                 return Ok(());
@@ -270,10 +271,13 @@ impl Rig {
                 }
                 Step::Done { covered } => done += covered,
                 Step::Wait(ticket) => self.wait(&ticket)?,
-                Step::Park(_) => self.settle(),
+                Step::Park(reason) => {
+                    parked = Some(reason);
+                    self.settle();
+                }
             }
         }
-        panic!("the request never ended");
+        panic!("the request never ended: {parked:?}, {:?}", self.engine.space());
     }
 
     pub(crate) fn write(

@@ -5,7 +5,7 @@ use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord};
 use blockd_mapper::format::page::PageStamp;
 use blockd_mapper::format::record::{Change, GroupMember};
-use blockd_mapper::format::superblock::{DeviceRecord, DeviceTable, Superblock};
+use blockd_mapper::format::superblock::{DeviceRecord, DeviceState, DeviceTable, Superblock};
 use blockd_mapper::format::wal::{WalBlockBuilder, WalExpect, WalStamp};
 use blockd_mapper::format::{Limits, PageRef, VolumeName};
 use blockd_mapper::geometry::Geometry;
@@ -53,6 +53,7 @@ pub(crate) fn superblock() -> Superblock {
         extents,
         block_size: 512,
         class: seed,
+        state: DeviceState::InUse,
     };
     Superblock {
         pool_id: POOL,

@@ -71,6 +71,8 @@ struct Arguments {
 enum Profile {
     /// A snapshot every 50 requests, deleted 20 requests later, in pools with composite entries
     Snapshots,
+    /// Devices that leave the pool or stay after all, under writes, snapshots and crashes
+    Evacuation,
 }
 
 fn main() -> ExitCode {
@@ -102,6 +104,7 @@ fn named(name: &str) -> Option<Mutation> {
 fn aim(arguments: &Arguments) -> Aim {
     match arguments.profile {
         Some(Profile::Snapshots) => Aim::Snapshots,
+        Some(Profile::Evacuation) => Aim::Evacuation,
         None => Aim::Any,
     }
 }
@@ -135,7 +138,11 @@ fn simulate(arguments: &Arguments) -> bool {
     }
     for (number, (seed, violation)) in total.violations.iter().take(20) {
         println!("\nhistory {number}: {violation}");
-        let profile = if aim == Aim::Snapshots { " --profile snapshots" } else { "" };
+        let profile = match aim {
+            Aim::Snapshots => " --profile snapshots",
+            Aim::Evacuation => " --profile evacuation",
+            _ => "",
+        };
         println!("repeat: cargo ci sim --replay {seed}{profile}");
     }
     ok

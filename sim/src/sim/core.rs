@@ -11,7 +11,7 @@ use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::DeviceIndex;
 
-use super::content::{Contents, UNIT, UNIT_BYTES, index};
+use super::content::{Contents, PAGE_UNITS, UNIT, UNIT_BYTES, Value, index};
 use super::disk::{Action, Answered, Disk, Fault};
 use super::marks::{Mark, Marks};
 use super::oracle::Oracle;
@@ -135,6 +135,8 @@ pub struct Core {
     pub profile: Profile,
     /// The devices.
     pub disks: Vec<Disk>,
+    /// Devices that have left the pool.
+    pub gone: BTreeSet<usize>,
     /// The bytes of metadata units.
     pub contents: Contents,
     /// The oracle, with the promises to clients.
@@ -189,6 +191,7 @@ impl Core {
             random,
             profile,
             disks,
+            gone: BTreeSet::new(),
             contents: Contents::default(),
             oracle: Oracle::default(),
             marks: Marks::default(),
@@ -234,7 +237,21 @@ impl Core {
             self.held.insert(token, class);
         }
         self.origins.insert(token, origin);
+        let changes = !matches!(action, Action::Read { .. } | Action::Flush | Action::Fence);
+        let is_gone = changes && self.gone.contains(&usize::from(device.0));
+        assert!(!is_gone, "dev{device} has left the pool, and is written to");
         self.disks[usize::from(device.0)].submit(token, action, data);
+    }
+
+    /// A device has left the pool: all but its superblocks is garbage from now on.
+    pub fn lose_device(&mut self, device: usize) {
+        self.gone.insert(device);
+        let extent = u64::from(self.profile.extent_size) / UNIT;
+        let Some(disk) = self.disks.get_mut(device) else { return };
+        let superblocks = 2 * PAGE_UNITS as u64;
+        for unit in superblocks..disk.units().saturating_sub(extent) {
+            disk.rot(unit, Value::garbage(unit));
+        }
     }
 
     /// Releases held back operations of a class.

@@ -1,6 +1,7 @@
 //! Scripts that show the absence of rules which chance shows too seldom. Each is a history like any
 //! other: with all rules in place it has to be clean, and normal runs contain it now and then.
 
+mod moves;
 mod sharing;
 
 use blockd_mapper::mutation::Mutation;
@@ -13,6 +14,7 @@ use super::up::Kind;
 use super::world::script::BLOCK;
 use super::world::{Crash, World};
 
+use moves::{a_device_leaves_under_writes, a_device_leaves_with_shared_leaves};
 use sharing::{
     exclusive_too_early, family, fold_under_write, group_at_a_block_end, group_under_writes,
     redirects_at_the_switch, rollback_at_a_checkpoint, shared_by_another, snapshot_under_write,
@@ -36,7 +38,7 @@ const SHARE: u64 = 16;
 pub fn of(seed: u64, aim: Aim) -> Option<&'static Script> {
     let rule = match aim {
         Aim::Rule(rule) => rule,
-        Aim::Snapshots => return None,
+        Aim::Snapshots | Aim::Evacuation => return None,
         Aim::Any => {
             let number = usize::try_from(seed / SHARE).unwrap_or(0) % ALL.len();
             return seed.is_multiple_of(SHARE).then(|| &ALL[number]);
@@ -137,6 +139,16 @@ pub const ALL: &[Script] = &[
         bend: as_it_is,
         steps: redirects_at_the_switch,
     },
+    Script {
+        shows: &[Mutation::PageMovedForOne, Mutation::RemovedEarly],
+        bend: three_devices,
+        steps: a_device_leaves_with_shared_leaves,
+    },
+    Script {
+        shows: &[Mutation::TargetNotHeld],
+        bend: three_devices,
+        steps: a_device_leaves_under_writes,
+    },
     Script { shows: &[], bend: small, steps: a_pool_grows },
     Script { shows: &[], bend: as_it_is, steps: requested_twice },
     Script { shows: &[], bend: long_commits, steps: many_changes },
@@ -159,6 +171,12 @@ fn small_composite(profile: &mut Profile) {
 /// Few extents, so that a freed one is used again at once.
 fn small(profile: &mut Profile) {
     profile.devices = vec![64];
+}
+
+/// The first has room for log, reserve and hardly any data.
+fn three_devices(profile: &mut Profile) {
+    profile.devices = vec![8, 24, 200];
+    profile.reserve_extents = 1;
 }
 
 /// Two devices, of which a few writes fill the first.

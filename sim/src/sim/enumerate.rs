@@ -80,6 +80,8 @@ pub fn short_profile(seed: u64) -> Profile {
     profile.metadata_write_error = 0.0;
     profile.flush_error = 0.0;
     profile.silent = 0.0;
+    // A device that leaves is much to enumerate.
+    profile.controls[11] = 0;
     if random.u8(..3) == 0 {
         share(&mut profile, &mut random);
     }
@@ -96,7 +98,7 @@ fn share(profile: &mut Profile, random: &mut fastrand::Rng) {
     profile.depth = 2;
     profile.size_bits = 4;
     profile.control = 0.2;
-    profile.controls = [2, 15, 0, 30, 3, 3, 5, 5, 0, 0, 0];
+    profile.controls = [2, 15, 0, 30, 3, 3, 5, 5, 0, 0, 0, 0];
     profile.mix = [2, 40, 5, 1, 3];
     profile.crash = 0.0;
     profile.commit_interval_ns = 100_000;

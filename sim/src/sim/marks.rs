@@ -48,6 +48,9 @@ marks! {
     Close "pools closed in order";
     AddDevice "devices added";
     GrowDevice "devices grown";
+    DeviceLeaves "devices that began to leave";
+    DeviceStays "devices that stayed after all";
+    DeviceGone "devices that left";
     Kill "process deaths";
     KillRecovery "process deaths while opening";
     Power "losses of power";

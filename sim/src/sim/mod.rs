@@ -3,6 +3,7 @@
 //! promises to them. Everything follows from a seed.
 
 mod bend;
+mod bend_moves;
 pub mod content;
 pub mod core;
 pub mod directed;

@@ -13,6 +13,8 @@ pub enum Aim {
     Rule(Mutation),
     /// Snapshots that are taken and deleted at a steady pace. No scripts.
     Snapshots,
+    /// Devices that leave the pool, or stay after all. No scripts.
+    Evacuation,
 }
 
 /// How a history goes. All probabilities are per decision.
@@ -61,8 +63,8 @@ pub struct Profile {
     /// Structure changes per client request.
     pub control: f64,
     /// Relative weight of create, delete, resize, snapshot, clone, rollback, commit, checkpoint,
-    /// close, a group of snapshots, composite entries on or off.
-    pub controls: [u32; 11],
+    /// close, a group of snapshots, composite entries on or off, a device that leaves or stays.
+    pub controls: [u32; 12],
     /// Process deaths and losses of power per client request.
     pub crash: f64,
     /// Share of crashes that are losses of power.
@@ -94,6 +96,8 @@ pub struct Profile {
     pub composite: bool,
     /// Bytes a second that folds may copy.
     pub fold_rate: u64,
+    /// Bytes a second that may be copied off a leaving device.
+    pub evacuation_rate: u64,
     /// Snapshots that are taken and deleted at a steady pace, besides those of `controls`.
     pub rhythm: Option<Rhythm>,
 }
@@ -126,7 +130,7 @@ impl Profile {
         let mut mix: [u32; 5] = std::array::from_fn(|_| weight(random));
         mix[1] = mix[1].max(5);
         mix[0] = mix[0].max(1);
-        let mut controls: [u32; 11] = std::array::from_fn(|_| weight(random));
+        let mut controls: [u32; 12] = std::array::from_fn(|_| weight(random));
         controls[0] = controls[0].max(2);
         controls[8] = controls[8].min(1);
         let silent = if random.u8(..16) == 0 { 0.3 } else { 0.0 };
@@ -173,11 +177,13 @@ impl Profile {
             marks: (random.u8(..3) == 0).then_some(NARROW),
             composite: random.bool(),
             fold_rate: [0, 1 << 30, 1 << 40, 1 << 40][random.usize(..4)],
+            evacuation_rate: 1 << 40,
             rhythm: None,
         };
         match random.u8(..8) {
             0 => profile.bend_to_folds(random),
             1 => profile.bend_to_snapshots(random),
+            2 => profile.bend_to_evacuation(random),
             _ => {}
         }
         profile
@@ -209,7 +215,7 @@ impl Profile {
             mix: [1; 5],
             fua: 0.0,
             control: 0.0,
-            controls: [0; 11],
+            controls: [0; 12],
             crash: 0.0,
             power: 0.5,
             recovery_crash: 0.0,
@@ -224,6 +230,7 @@ impl Profile {
             silent: 0.0,
             composite: false,
             fold_rate: 1 << 40,
+            evacuation_rate: 1 << 40,
             rhythm: None,
         }
     }

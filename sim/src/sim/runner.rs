@@ -40,6 +40,7 @@ pub fn history(seed: u64, aim: Aim, traced: bool) -> History {
         Aim::Any => {}
         Aim::Rule(mutation) => profile.bend(mutation, &mut random),
         Aim::Snapshots => profile.bend_to_snapshots(&mut random),
+        Aim::Evacuation => profile.bend_to_evacuation(&mut random),
     }
     let trace = if traced { Trace::kept() } else { Trace::default() };
     let made = std::panic::catch_unwind(AssertUnwindSafe(|| World::create(seed, profile, trace)));

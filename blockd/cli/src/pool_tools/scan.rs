@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use blockd_inspect::{Media, newest_copy};
 use blockd_mapper::format::claim::{CLAIM_OFFSET, ClaimPage, ClaimState};
-use blockd_mapper::format::superblock::{CLAIM_PAGE, COMPOSITE, Superblock, VOLUME_SETTINGS};
+use blockd_mapper::format::superblock::{
+    CLAIM_PAGE, COMPOSITE, DEVICE_STATES, Superblock, VOLUME_SETTINGS,
+};
 use blockd_mapper::geometry::PAGE_SIZE;
 use blockd_mapper::units::DeviceIndex;
 use blockd_media::error::Error;
@@ -191,6 +193,7 @@ fn features(superblock: &Superblock) -> Vec<String> {
         ("compat", VOLUME_SETTINGS) => "volume-settings".to_owned(),
         ("compat", CLAIM_PAGE) => "claim-page".to_owned(),
         ("incompat", COMPOSITE) => "composite".to_owned(),
+        ("incompat", DEVICE_STATES) => "device-states".to_owned(),
         _ => format!("{word}:{bit:#x}"),
     };
     let bits = words.into_iter().flat_map(|(word, bits)| {

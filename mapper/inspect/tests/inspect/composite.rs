@@ -349,7 +349,7 @@ fn a_dump_whose_composite_entry_is_none_is_refused_by_line() {
         (line, &with(" 3 ", " 10000 "), "bits that no sub-block has"),
         (line, &with("over 0", "over 256"), "beyond the leaf"),
         ("features 0 0 1", "features 0 0 0", "composite entries need the feature"),
-        ("features 0 0 1", "features 0 0 3", "unknown to this build"),
+        ("features 0 0 1", "features 0 0 5", "unknown to this build"),
     ] {
         let error: DumpError = scanned(&summed(&text.replacen(from, to, 1))).unwrap_err();
         let error = error.to_string();

@@ -90,6 +90,18 @@ pub enum Control {
         /// Its identity.
         device: crate::create::NewDevice,
     },
+    /// Moves everything off a device and takes it out of the pool. Answered when that has begun:
+    /// it goes on in the background ([`EvacuationStatus`](crate::engine::EvacuationStatus)), also
+    /// when the pool is opened again. Refused where the other devices have no room.
+    RemoveDevice {
+        /// Position in the pool's device table; not the first.
+        device: u8,
+    },
+    /// Keeps a device that is leaving. What was moved stays where it is.
+    KeepDevice {
+        /// Position in the pool's device table.
+        device: u8,
+    },
     /// Turns composite entries on or off. Off is answered when it has begun: from then on no write
     /// makes one, and those that there are are folded ([`FoldStatus`](crate::engine::FoldStatus)).
     SetComposite {
@@ -125,6 +137,10 @@ pub enum Outcome {
         /// The former settings.
         before: VolumeSettings,
     },
+    /// The device is leaving.
+    Leaving,
+    /// The device stays in the pool.
+    Kept,
     /// Entries may be composite from now on.
     Enabled,
     /// All entries are being made plain.

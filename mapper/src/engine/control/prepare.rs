@@ -91,7 +91,7 @@ impl Engine {
         let name = VolumeName::new(name)?;
         check_block_size(block_size)?;
         check_size(size, u64::from(block_size))?;
-        let device_block = self.superblock.devices.as_slice().iter().map(|d| d.block_size).max();
+        let device_block = self.superblock.devices.present().map(|(_, d)| d.block_size).max();
         if device_block.is_some_and(|block| block > block_size) {
             return Err(MapperError::Invalid {
                 field: "block_size",

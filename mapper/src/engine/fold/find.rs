@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{DRAIN_LIMIT_NS, Fold, Stage, is_durable};
 use crate::change::Site;
 use crate::engine::Engine;
+use crate::engine::copy::Copy;
 use crate::entry::{Composite, Entry};
 use crate::leaf::LEAF_ENTRIES;
 use crate::pool::Pool;
@@ -28,8 +29,8 @@ impl Engine {
         while !self.closing
             && left > 0
             && self.folds.running.len() < AT_ONCE
-            && self.folds.allowance > 0
-            && self.now_ns >= self.folds.pause_ns
+            && !self.folds.pace.is_spent()
+            && !self.folds.pace.is_paused(self.now_ns)
             && let Some((id, slot, entry)) = self.folds.walk
         {
             let volumes = self.pool.volumes.read();
@@ -75,7 +76,7 @@ impl Engine {
             return next;
         }
         for entry in first..LEAF_ENTRIES {
-            let is_enough = self.folds.running.len() >= AT_ONCE || self.folds.allowance <= 0;
+            let is_enough = self.folds.running.len() >= AT_ONCE || self.folds.pace.is_spent();
             if is_enough || *left == 0 {
                 return (id, slot, entry);
             }
@@ -102,6 +103,7 @@ impl Engine {
         let is_busy = from == it.overlay && !is_durable
             || stripe.is_full()
             || self.folds.running.iter().any(|fold| fold.overlay == it.overlay)
+            || [it.overlay, it.base].iter().any(|one| self.evacuation.moves(*one))
             || stripe.on(identity.id, extent).next().is_some();
         let strict = pool.pages.0.strict.load(Ordering::Relaxed);
         let page_promised = !directory.is_dirty(extent.slot()) || strict;
@@ -135,18 +137,14 @@ impl Engine {
             token,
             volume: Arc::clone(volume),
             extent,
-            from,
-            to,
+            copy: Copy::new(from, to, bits),
             overlay: it.overlay,
             late_ns: self.now_ns.saturating_add(DRAIN_LIMIT_NS << self.folds.doublings),
             bits,
-            left: bits,
             stage: Stage::Draining(until),
-            sent_ns: None,
             parity: None,
-            failed: false,
         };
-        self.folds.allowance = self.folds.allowance.saturating_sub(fold.cost(&pool));
+        self.folds.pace.take(fold.copy.bytes(pool.geometry));
         self.folds.running.push(fold);
         pool.await_epoch(until);
     }

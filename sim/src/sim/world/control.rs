@@ -56,6 +56,7 @@ impl World {
                 let enabled = self.core.random.bool();
                 self.set_composite(enabled)
             }
+            Some(11) => self.change_devices(),
             _ => Ok(()),
         }
     }
@@ -210,6 +211,40 @@ impl World {
     pub(super) fn set_composite(&mut self, enabled: bool) -> Result<(), Violation> {
         let mark = if enabled { Mark::CompositeOn } else { Mark::CompositeOff };
         self.submit(Control::SetComposite { enabled }, None, mark)
+    }
+
+    /// A device leaves, if enough is left without it; now and then the leaving one stays.
+    fn change_devices(&mut self) -> Result<(), Violation> {
+        let Phase::Up(up) = &self.phase else { return Ok(()) };
+        let table = *up.engine.devices();
+        let leaving = table.leaving().and_then(|at| u8::try_from(at).ok());
+        if let Some(device) = leaving {
+            return match self.core.random.u8(..4) {
+                0 => self.submit(Control::KeepDevice { device }, None, Mark::DeviceStays),
+                _ => Ok(()),
+            };
+        }
+        let others: Vec<u8> =
+            table.present().skip(1).filter_map(|(at, _)| u8::try_from(at).ok()).collect();
+        if others.is_empty() {
+            return Ok(());
+        }
+        let device = others[self.core.random.usize(..others.len())];
+        self.submit(Control::RemoveDevice { device }, None, Mark::DeviceLeaves)
+    }
+
+    /// Notes devices that are no longer of the pool. What was on them is lost, but for superblocks
+    /// of before: nothing may need it.
+    pub(super) fn note_devices(&mut self) {
+        let Phase::Up(up) = &self.phase else { return };
+        let table = *up.engine.devices();
+        for (at, record) in table.as_slice().iter().enumerate() {
+            if record.is_present() || self.core.gone.contains(&at) {
+                continue;
+            }
+            self.core.marks.hit(Mark::DeviceGone);
+            self.core.lose_device(at);
+        }
     }
 
     fn roll_back(&mut self) -> Result<(), Violation> {

@@ -65,6 +65,8 @@ pub struct World {
     winding_up: bool,
     steps: u64,
     idle: u32,
+    /// Polls of the engine with a leaving device and nothing else to do.
+    leaving_polls: u32,
     next_control: u64,
     next_name: u64,
     /// Openings that failed for a media error in a row.
@@ -150,6 +152,7 @@ impl World {
             winding_up: false,
             steps: 0,
             idle: 0,
+            leaving_polls: 0,
             next_control: 0,
             next_name: 0,
             open_failures: 0,

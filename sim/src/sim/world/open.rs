@@ -100,6 +100,7 @@ impl World {
             commit_blocks: profile.commit_blocks,
             marks: profile.marks,
             fold_rate: profile.fold_rate,
+            evacuation_rate: profile.evacuation_rate,
         };
         let ring: Arc<dyn RingMemory> = Arc::<Ring>::clone(&self.core.ring);
         let options = OpenOptions {

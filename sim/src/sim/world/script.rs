@@ -123,6 +123,37 @@ impl World {
         self.settle()
     }
 
+    /// A device begins to leave the pool.
+    pub fn begin_to_remove(&mut self, device: u8) -> Result<(), Violation> {
+        self.submit(Control::RemoveDevice { device }, None, Mark::DeviceLeaves)
+    }
+
+    /// A write, one step of the engine, and one operation of a device.
+    pub fn write_beside_the_engine(&mut self, volume: u32, extent: usize) -> Result<(), Violation> {
+        if self.unanswered() < 4 {
+            self.ask(Kind::Write, volume, (extent * self.extent_units(), BLOCK), false)?;
+        }
+        self.poll_engine()?;
+        if self.core.has_flights() {
+            self.carry_out(super::serve::Event::Device)?;
+        }
+        Ok(())
+    }
+
+    /// A device leaves the pool, with as much time as that takes.
+    pub fn remove_device(&mut self, device: u8) -> Result<(), Violation> {
+        self.begin_to_remove(device)?;
+        for _ in 0..1000 {
+            self.settle()?;
+            let Phase::Up(up) = &self.phase else { return Ok(()) };
+            if up.controls.is_empty() && up.engine.evacuation_status().device.is_none() {
+                return Ok(());
+            }
+            self.pass_time();
+        }
+        Err(Violation::new(Breach::NoProgress, format!("device {device} never leaves")))
+    }
+
     /// Runs all work that can proceed, without advancing timers.
     pub fn settle(&mut self) -> Result<(), Violation> {
         let (mut quiet, mut polls) = (0, 0);

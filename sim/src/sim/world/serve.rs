@@ -1,5 +1,6 @@
 //! A pool in service: the next event, the requests of clients, and the end of a history.
 
+use blockd_mapper::engine::Control;
 use blockd_mapper::error::MapperError;
 
 use super::super::content::UNIT;
@@ -12,6 +13,9 @@ use super::{Phase, World};
 const IDLE_LIMIT: u32 = 400;
 /// Events that the death in the middle of a ring record is waited for. Nearly all come within 100.
 const CUT_EVENTS: u32 = 1000;
+
+/// Polls in which a device is to be gone when nothing else is left to do.
+const LEAVING_POLLS: u32 = 1000;
 
 /// The next possible events.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -132,10 +136,30 @@ impl World {
             self.core.submit_of_engine(command);
         }
         up.after_call(&mut self.core);
-        self.take_outcomes()
+        self.note_devices();
+        self.take_outcomes()?;
+        self.end_long_wait()
     }
 
-    fn pass_time(&mut self) {
+    /// A device that is leaving stays where the others have no room for what is on it: nothing else
+    /// goes on, and no space becomes free.
+    fn end_long_wait(&mut self) -> Result<(), Violation> {
+        let Phase::Up(up) = &self.phase else { return Ok(()) };
+        let goes_on = up.live() > 0 || self.operations_left > 0 || !up.controls.is_empty();
+        let leaving = up.engine.evacuation_status().device;
+        // Not from 0 after each crash: there are always more of them.
+        let Some(device) = leaving.filter(|_| !goes_on && !up.draining && !up.closed) else {
+            return Ok(());
+        };
+        self.leaving_polls += 1;
+        if self.leaving_polls < LEAVING_POLLS {
+            return Ok(());
+        }
+        self.leaving_polls = 0;
+        self.submit(Control::KeepDevice { device }, None, Mark::DeviceStays)
+    }
+
+    pub(super) fn pass_time(&mut self) {
         let Phase::Up(up) = &mut self.phase else { return };
         if let Some(at) = up.engine.next_deadline() {
             self.core.now = self.core.now.max(at);

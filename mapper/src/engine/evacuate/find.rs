@@ -1,0 +1,155 @@
+//! The search for what lies on the leaving device, in bounded steps.
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::leaf::LEAF_ENTRIES;
+use crate::mutation::{Mutation, Situation, active, met};
+use crate::sync::Ordering;
+use crate::units::{ExtentIndex, LeafId, PageAddress, SlotIndex, VolumeId};
+use crate::volume::{OPEN, Volume};
+
+/// Moves under way at a time: enough to overlap their waits for older IO.
+const AT_ONCE: usize = 4;
+/// Slots examined in one step: some ten microseconds.
+const SLOTS_PER_STEP: u32 = 1024;
+/// A leaf counts as this many slots: each of its entries is read.
+const SLOTS_PER_LEAF: u32 = 32;
+
+impl Engine {
+    /// Examines entries, and begins moves, as far as there is room and allowance.
+    pub(super) fn walk_leaving(&mut self) {
+        let mut left = SLOTS_PER_STEP;
+        while left > 0
+            && self.moves_may_begin()
+            && let Some((id, slot, entry)) = self.evacuation.walk
+        {
+            let volumes = self.pool.volumes.read();
+            let Some((&found, volume)) = volumes.range(id..).next() else {
+                drop(volumes);
+                if self.evacuation.running.is_empty() {
+                    self.end_walk();
+                }
+                return;
+            };
+            let volume = Arc::clone(volume);
+            drop(volumes);
+            let (slot, entry) = if found == id { (slot, entry) } else { (SlotIndex(0), 0) };
+            left -= 1;
+            self.evacuation.walk = Some(self.examine_leaving(&volume, (slot, entry), &mut left));
+        }
+        if left == 0 {
+            self.pool.want_engine();
+        }
+    }
+
+    fn moves_may_begin(&self) -> bool {
+        let evacuation = &self.evacuation;
+        evacuation.running.len() < AT_ONCE
+            && evacuation.rate > 0
+            && !evacuation.pace.is_spent()
+            && !evacuation.pace.is_paused(self.now_ns)
+    }
+
+    /// Begins moves in a slot, from an entry on. Returns the place to go on at.
+    fn examine_leaving(
+        &mut self,
+        volume: &Arc<Volume>,
+        (slot, first): (SlotIndex, usize),
+        left: &mut u32,
+    ) -> (VolumeId, SlotIndex, usize) {
+        let id = volume.identity.id;
+        let directory = volume.directory.load_full();
+        if slot.0 >= directory.slot_count() {
+            return (VolumeId(id.0.saturating_add(1)), SlotIndex(0), 0);
+        }
+        let next = (id, SlotIndex(slot.0 + 1), 0);
+        let Some(leaf) = directory.load(slot) else { return next };
+        *left = left.saturating_sub(SLOTS_PER_LEAF);
+        if first == 0 {
+            self.move_leaf_pages(volume, slot, leaf);
+        }
+        // A structure change is on its way: the next walk finds it.
+        if volume.state.load(Ordering::SeqCst) != OPEN {
+            return next;
+        }
+        for entry in first..LEAF_ENTRIES {
+            let extent = ExtentIndex(slot.first_extent().0 + entry as u64);
+            let pool = Arc::clone(&self.pool);
+            for physical in pool.arena.entry(leaf, entry).extents() {
+                if !self.evacuation.is_leaving(physical) {
+                    continue;
+                }
+                if !self.moves_may_begin() {
+                    return (id, slot, entry);
+                }
+                self.begin_move(volume, extent, physical);
+            }
+        }
+        next
+    }
+
+    /// Has the next checkpoint write a leaf's pages, for all that share it, if one of them lies on
+    /// the device. None of the holders may keep the reference to the old page (M7).
+    fn move_leaf_pages(&mut self, volume: &Volume, slot: SlotIndex, leaf: LeafId) {
+        let pool = Arc::clone(&self.pool);
+        let lies_on_it = |id: &LeafId| {
+            let page = PageAddress(pool.arena.meta(*id).page.load(Ordering::Relaxed));
+            page.0 != 0 && self.evacuation.is_leaving(pool.geometry.page_place(page).0)
+        };
+        let under = pool.arena.under(leaf).filter(lies_on_it);
+        if !lies_on_it(&leaf) && under.is_none() {
+            return;
+        }
+        self.evacuation.pages_moved = true;
+        let meta = pool.arena.meta(leaf);
+        // A running checkpoint has its own list, and a changed leaf is on the next one.
+        let is_to_do = meta.clean.load(Ordering::Relaxed)
+            || under.is_some_and(|id| pool.arena.meta(id).clean.load(Ordering::Relaxed));
+        if self.checkpoint.is_running() || !is_to_do {
+            return;
+        }
+        let lineage = volume.identity.lineage;
+        let volumes = pool.volumes.read();
+        let _gate = pool.gate.enter(pool.tuning.workers);
+        let _stripe = pool.stripe(lineage, slot).lock();
+        let holders = volumes.relatives(lineage).filter(|one| {
+            let only = active(Mutation::PageMovedForOne);
+            one.directory.load().load(slot) == Some(leaf)
+                && (!only || one.identity.id == volume.identity.id)
+        });
+        let clean: Vec<_> = holders.filter(|one| !one.directory.load().is_dirty(slot)).collect();
+        let promised = clean.iter().take_while(|_| pool.promise_page(true)).count();
+        if promised == clean.len() {
+            for one in &clean {
+                if one.directory.load().mark_dirty(slot) {
+                    pool.note_dirty(one);
+                }
+            }
+            meta.clean.store(false, Ordering::Relaxed);
+            if let Some(under) = under {
+                pool.arena.meta(under).clean.store(false, Ordering::Relaxed);
+            }
+            met(Situation::LeafPageMoved);
+        }
+        (0..promised).for_each(|_| pool.return_page());
+    }
+
+    /// Has the next checkpoint write all index and catalogue pages that lie on the device.
+    pub(super) fn move_index_pages(&mut self, device: usize) {
+        let geometry = self.pool.geometry;
+        let lies_on_it = |address: PageAddress| {
+            address.0 != 0 && crate::pool::split(geometry.page_place(address).0).0 == device
+        };
+        let pages = self.trees.count_pages(lies_on_it);
+        // Each with those above it.
+        let needed = (pages * self.levels()).min(self.trees.most_pages());
+        if pages > 0 && self.check_room_for_pages(self.fixed_pages() + needed).is_ok() {
+            self.trees.rewrite(lies_on_it);
+            self.new_tree_pages += needed;
+            self.evacuation.pages_moved = true;
+            met(Situation::IndexPageMoved);
+        }
+        self.evacuation.pages_moved |= self.catalogue.rewrite(lies_on_it);
+    }
+}

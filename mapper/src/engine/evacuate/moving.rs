@@ -1,0 +1,390 @@
+//! One extent moved to another device.
+//!
+//! All entries that name it are of one family, at the same extent of each volume or snapshot, under
+//! one stripe's mutex. In order:
+//!
+//! 1. One more reference to the source, so that no new write goes in place (M1).
+//! 2. All IO that began before has ended (M2). Until then other writes of the extent wait, since a
+//!    copy would miss what a write in place still brings.
+//! 3. The copy of all sub-blocks that any of the entries shows, to a new extent (M3).
+//! 4. Each entry is switched with a record of its own (M4), where no write in flight has the source
+//!    for its own (M5). Until all are switched the target has one more reference too, so that
+//!    no write goes into blocks that others are still to see (M6).
+//!
+//! The source is free when the last entry that names it is gone and durable (R4).
+
+use std::sync::Arc;
+
+use super::Evacuation;
+use crate::change::Site;
+use crate::engine::Engine;
+use crate::engine::copy::Copy;
+use crate::engine::queue::Purpose;
+use crate::entry::{Composite, Entry};
+use crate::io::{IoError, IoOp};
+use crate::mutation::{Mutation, Situation, active, met};
+use crate::pool::{CHANGE_UNITS, Pool};
+use crate::stripe::{SlowWrite, Stripe};
+use crate::sync::Ordering;
+use crate::units::{ExtentIndex, PhysicalExtent, VolumeId};
+use crate::volume::Volume;
+
+/// Entries switched at a time: their leaves are at hand, and the stripe's mutex is held.
+const SWITCHES_AT_ONCE: usize = 16;
+/// In the table of slow writes, tokens of moves have this bit, and those of folds have not.
+const OF_MOVE: u64 = 1 << 47;
+
+#[derive(Debug)]
+pub(super) struct Move {
+    token: u64,
+    lineage: VolumeId,
+    extent: ExtentIndex,
+    from: PhysicalExtent,
+    /// Once the copy has begun.
+    copy: Option<Copy>,
+    /// Sub-blocks that are copied.
+    bits: u64,
+    /// Entries switched.
+    switches: u64,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Until this IO epoch.
+    Draining(u64),
+    Copying,
+    /// An operation is out.
+    Out,
+    Switching,
+    /// Nothing more is switched.
+    Ending,
+}
+
+impl Move {
+    pub(super) fn concerns(&self, extent: PhysicalExtent) -> bool {
+        self.from == extent || self.copy.as_ref().is_some_and(|copy| copy.to == extent)
+    }
+}
+
+/// The entry with one extent in the place of another; `None` where it does not name it.
+fn switched(entry: Entry, from: PhysicalExtent, to: PhysicalExtent) -> Option<Entry> {
+    match entry {
+        Entry::Mapped { physical, valid } if physical == from => {
+            Some(Entry::Mapped { physical: to, valid })
+        }
+        Entry::Composite(it) if it.overlay == from => {
+            Some(Entry::Composite(Composite { overlay: to, ..it }))
+        }
+        Entry::Composite(it) if it.base == from => {
+            Some(Entry::Composite(Composite { base: to, ..it }))
+        }
+        _ => None,
+    }
+}
+
+/// The sub-blocks of an extent that an entry shows.
+fn shown(entry: Entry, of: PhysicalExtent) -> u64 {
+    let parts = [entry.top(), entry.base()];
+    parts.iter().filter(|part| part.physical == Some(of)).fold(0, |bits, part| bits | part.valid)
+}
+
+/// Whether a write in flight has the extent for its target or its source.
+fn is_written(stripe: &Stripe, extent: PhysicalExtent) -> bool {
+    stripe.all().any(|write| write.target == extent || write.source == Some(extent))
+}
+
+impl Engine {
+    /// Begins to move an extent of a volume that lies on the leaving device. `false`: not now.
+    pub(super) fn begin_move(
+        &mut self,
+        volume: &Volume,
+        extent: ExtentIndex,
+        from: PhysicalExtent,
+    ) -> bool {
+        let pool = Arc::clone(&self.pool);
+        let lineage = volume.identity.lineage;
+        if self.evacuation.moves(from) || self.folds.concerns_extent(from) {
+            return false;
+        }
+        let mut stripe = pool.stripe(lineage, extent.slot()).lock();
+        let directory = volume.directory.load_full();
+        let ring_slot = pool.tuning.workers;
+        let site = Site { pool: &pool, volume, directory: &directory, ring_slot };
+        let entry = site.entry(extent);
+        if switched(entry, from, from).is_none() {
+            return true;
+        }
+        if is_written(&stripe, from) || stripe.is_full() {
+            return false;
+        }
+        // What others share has seen the end of all writes in place, and into a base there are
+        // none.
+        let is_in_place = entry.top().physical == Some(from) && site.is_exclusive(extent, from);
+        let token = self.evacuation.next_token + 1;
+        if is_in_place {
+            stripe.add(SlowWrite {
+                token: (ring_slot as u64) << 48 | OF_MOVE | token,
+                volume: volume.identity.id,
+                extent,
+                target: from,
+                source: Some(from),
+                redirects: false,
+                own: 0,
+                copied: 0,
+                filled: 0,
+                cancelled: 0,
+                awaited: false,
+                page_promised: false,
+                allocated: false,
+            });
+        }
+        if let Some((counts, local)) =
+            pool.counts_of(from).filter(|_| !active(Mutation::MoveNotHeld))
+        {
+            counts.add(local, 1);
+        }
+        let until = pool.epochs.drain_end();
+        drop(stripe);
+        let evacuation = &mut self.evacuation;
+        evacuation.next_token = token;
+        let stage = Stage::Draining(until);
+        let (copy, bits, switches) = (None, 0, 0);
+        let one = Move { token, lineage, extent, from, copy, bits, switches, stage };
+        evacuation.running.push(one);
+        let cost = i64::try_from(pool.geometry.extent_size()).unwrap_or(i64::MAX);
+        evacuation.pace.take(cost);
+        pool.await_epoch(until);
+        true
+    }
+
+    pub(super) fn step_moves(&mut self) {
+        let mut at = 0;
+        while at < self.evacuation.running.len() {
+            if self.step_move(at) {
+                self.evacuation.running.swap_remove(at);
+                self.pool.want_engine();
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Ends moves, with as much switched as is by now; `true` when none is under way.
+    pub(in super::super) fn end_moves(&mut self) -> bool {
+        for one in &mut self.evacuation.running {
+            if one.stage != Stage::Out {
+                one.stage = Stage::Ending;
+            }
+        }
+        self.step_moves();
+        self.evacuation.running.is_empty()
+    }
+
+    /// Continues a move; `true` when it has ended.
+    fn step_move(&mut self, at: usize) -> bool {
+        let now_ns = self.now_ns;
+        let Evacuation { running, pace, .. } = &mut self.evacuation;
+        let one = &mut running[at];
+        if one.stage != Stage::Out
+            && let Some(sent_ns) = one.copy.as_mut().and_then(|copy| copy.sent_ns.take())
+        {
+            pace.note_run(now_ns, sent_ns);
+        }
+        match one.stage {
+            Stage::Draining(until) => {
+                if !self.pool.epochs.reached(until) && !active(Mutation::MoveUndrained) {
+                    self.pool.await_epoch(until);
+                    return false;
+                }
+                self.unblock(at);
+                self.begin_move_copy(at);
+                self.step_move(at)
+            }
+            Stage::Copying => {
+                self.copy_on(at);
+                self.evacuation.running[at].stage != Stage::Out && self.step_move(at)
+            }
+            Stage::Out => false,
+            Stage::Switching => self.switch(at),
+            Stage::Ending => self.end_move(at),
+        }
+    }
+
+    /// Lets other writes of the extent go on.
+    fn unblock(&mut self, at: usize) {
+        let pool = Arc::clone(&self.pool);
+        let one = &self.evacuation.running[at];
+        let mut stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
+        let token = (pool.tuning.workers as u64) << 48 | OF_MOVE | one.token;
+        let Some(write) = stripe.remove(token) else { return };
+        if write.page_promised {
+            pool.return_page();
+        }
+        if write.awaited | stripe.take_awaited() {
+            pool.bump();
+        }
+    }
+
+    /// Every entry that names the source, by its volume.
+    fn naming(pool: &Pool, one: &Move) -> Vec<(Arc<Volume>, Entry)> {
+        let volumes = pool.volumes.read();
+        let entry = |volume: &Arc<Volume>| {
+            let leaf = volume.directory.load().load(one.extent.slot())?;
+            let entry = pool.arena.entry(leaf, one.extent.entry());
+            switched(entry, one.from, one.from).map(|entry| (Arc::clone(volume), entry))
+        };
+        volumes.relatives(one.lineage).filter_map(entry).collect()
+    }
+
+    /// Takes an extent elsewhere for what the entries show by now.
+    fn begin_move_copy(&mut self, at: usize) {
+        let pool = Arc::clone(&self.pool);
+        let one = &mut self.evacuation.running[at];
+        let bits = {
+            let _stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
+            Self::naming(&pool, one)
+                .iter()
+                .fold(0, |bits, (_, entry)| bits | shown(*entry, one.from))
+        };
+        let to = pool.free_space.lock().allocate(1).map(|(first, _)| first);
+        let Some(to) = to else {
+            self.evacuation.status.waits_for_space = true;
+            one.stage = Stage::Ending;
+            return;
+        };
+        let copy = Copy::new(one.from, to, bits);
+        let planned = i64::try_from(pool.geometry.extent_size()).unwrap_or(i64::MAX);
+        self.evacuation.pace.refund(planned.saturating_sub(copy.bytes(pool.geometry)));
+        (one.bits, one.copy, one.stage) = (bits, Some(copy), Stage::Copying);
+    }
+
+    fn copy_on(&mut self, at: usize) {
+        let one = &mut self.evacuation.running[at];
+        let purpose = Purpose::Move { token: one.token };
+        let Some(copy) = &mut one.copy else {
+            one.stage = Stage::Ending;
+            return;
+        };
+        if copy.left == 0 {
+            one.stage = Stage::Switching;
+        } else if copy.send(&self.pool, &mut self.io, self.now_ns, purpose) {
+            one.stage = Stage::Out;
+        } else {
+            one.stage = Stage::Ending;
+        }
+    }
+
+    /// An operation of a move has ended.
+    pub(in super::super) fn move_done(
+        &mut self,
+        token: u64,
+        op: IoOp,
+        result: Result<(), IoError>,
+    ) {
+        let Some(at) = self.evacuation.running.iter().position(|one| one.token == token) else {
+            return;
+        };
+        self.pool.want_engine();
+        let one = &mut self.evacuation.running[at];
+        let Some(copy) = &mut one.copy else { return };
+        let purpose = Purpose::Move { token };
+        match copy.done(&self.pool, &mut self.io, purpose, (op, result)) {
+            _ if copy.failed => {
+                one.stage = Stage::Ending;
+                self.evacuation.status.errors += 1;
+            }
+            Some(bytes) => {
+                one.stage = Stage::Copying;
+                self.evacuation.status.moved += bytes;
+            }
+            None if active(Mutation::MoveBeforeData) => one.stage = Stage::Switching,
+            None => {}
+        }
+    }
+
+    /// Switches some entries to the copy; `true` when the move has ended.
+    fn switch(&mut self, at: usize) -> bool {
+        let pool = Arc::clone(&self.pool);
+        let slot = pool.tuning.workers;
+        let most = if active(Mutation::TargetNotHeld) { 1 } else { SWITCHES_AT_ONCE };
+        let has_leaves = self.ensure_leaves(most).is_ok();
+        let one = &mut self.evacuation.running[at];
+        let Some(to) = one.copy.as_ref().map(|copy| copy.to) else { return self.end_move(at) };
+        let gate = pool.gate.enter(slot);
+        let stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
+        let naming = Self::naming(&pool, one);
+        if naming.is_empty() {
+            drop((stripe, gate));
+            met(Situation::ExtentMoved);
+            self.evacuation.status.extents += 1;
+            return self.end_move(at);
+        }
+        let is_changed = naming.iter().any(|(_, entry)| shown(*entry, one.from) & !one.bits != 0);
+        let is_sourced = is_written(&stripe, one.from) && !active(Mutation::SwitchUnderRedirect);
+        if is_changed || !has_leaves {
+            drop((stripe, gate));
+            return self.end_move(at);
+        }
+        if is_sourced {
+            drop((stripe, gate));
+            pool.await_epoch(pool.epochs.drain_end());
+            return false;
+        }
+        let (before, is_alone) = (one.switches, naming.len() == 1);
+        for (volume, entry) in naming.into_iter().take(most) {
+            let directory = volume.directory.load_full();
+            let site =
+                Site { pool: &pool, volume: &volume, directory: &directory, ring_slot: slot };
+            let strict = pool.pages.0.strict.load(Ordering::Relaxed);
+            let needs_page = !directory.is_dirty(one.extent.slot()) || strict;
+            if needs_page && !pool.promise_page(true) {
+                break;
+            }
+            let has_room = pool.ring.reserve(slot, CHANGE_UNITS);
+            // A discard may have emptied it while it could not unmap it (R5e).
+            let is_empty = matches!(entry, Entry::Mapped { valid: 0, .. });
+            let new = if is_empty { Some(Entry::Unmapped) } else { switched(entry, one.from, to) };
+            let new = new.filter(|_| has_room);
+            if let Some(new) = new {
+                let is_held = !active(Mutation::TargetNotHeld) || one.switches > 0;
+                if let Some((counts, local)) = pool.counts_of(to).filter(|_| is_held && !is_empty) {
+                    counts.add(local, 1);
+                }
+                one.switches += u64::from(!is_empty);
+                let step = (entry, new);
+                site.set(&mut self.spares, || gate.take_lsn(1), one.extent, step, CHANGE_UNITS);
+                met(if is_alone { Situation::EntryMoved } else { Situation::SharedMoved });
+            }
+            if needs_page {
+                pool.return_page();
+            }
+            if new.is_none() {
+                pool.want_commit();
+                break;
+            }
+        }
+        // Without a switch it waits for a commit or checkpoint.
+        if one.switches > before && !active(Mutation::TargetNotHeld) {
+            pool.want_engine();
+        }
+        false
+    }
+
+    /// Drops what the move held.
+    fn end_move(&mut self, at: usize) -> bool {
+        self.unblock(at);
+        let pool = Arc::clone(&self.pool);
+        let one = &self.evacuation.running[at];
+        let _stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
+        if !active(Mutation::MoveNotHeld) {
+            self.releases.release_extent(&pool, one.from);
+        }
+        if let Some(copy) = &one.copy
+            && !(active(Mutation::TargetNotHeld) && one.switches > 0)
+        {
+            self.releases.release_extent(&pool, copy.to);
+        }
+        true
+    }
+}

@@ -1,0 +1,272 @@
+//! A device that leaves an open pool.
+#![allow(clippy::unwrap_used, reason = "test code")]
+
+mod common;
+
+use blockd_mapper::create::NewDevice;
+use blockd_mapper::engine::{Control, Outcome};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::format::superblock::DeviceState;
+use blockd_mapper::open::OpenOptions;
+use blockd_mapper::pool::Tuning;
+use blockd_mapper::units::VolumeId;
+
+use common::{Media, Rig};
+
+const MIB: usize = 1 << 20;
+const EXTENT: usize = 64 << 10;
+const BLOCK: usize = 4096;
+
+/// A pool of three devices whose entries may be composite. The first has hardly room for data.
+fn pool(sizes: &[usize]) -> Media {
+    let mut media = Media::new(sizes);
+    let options = blockd_mapper::create::CreateOptions { composite: true, ..media.options() };
+    media.create_with(&options);
+    media
+}
+
+fn data(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|at| u8::try_from((at / BLOCK * 7 + seed * 31 + at % 13) % 251).unwrap()).collect()
+}
+
+/// Lets the time pass until the device is gone.
+fn wait_until_gone(rig: &mut Rig) {
+    for _ in 0..2_000 {
+        if rig.engine.evacuation_status().device.is_none() {
+            return;
+        }
+        rig.now += 100_000_000;
+        rig.settle();
+    }
+    panic!("it never ends: {:?}", rig.engine.evacuation_status());
+}
+
+fn remove(rig: &mut Rig, device: u8) {
+    assert_eq!(rig.control(Control::RemoveDevice { device }), Ok(Outcome::Leaving));
+}
+
+fn garble(rig: &mut Rig, device: usize) {
+    let len = rig.media.devices[device].len();
+    // The superblocks stay: the caller may open the pool with the device.
+    rig.media.devices[device][2 * BLOCK..len - EXTENT].fill(0xD7);
+}
+
+fn created(outcome: Result<Outcome, MapperError>) -> VolumeId {
+    match outcome.unwrap() {
+        Outcome::Created(id) => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A volume, a snapshot and a clone that share most, with entries of all kinds on two devices.
+fn family(rig: &mut Rig) -> Vec<(VolumeId, Vec<u8>)> {
+    let id = rig.create("a", 8 << 20);
+    let volume = rig.attach(id);
+    let mut content = data(1, 8 * MIB);
+    rig.write(&volume, 0, &content).unwrap();
+    let snapshot = created(rig.control(Control::Snapshot { source: id, name: "s".into() }));
+    let old = content.clone();
+    for extent in (0..128).step_by(3) {
+        let at = extent * EXTENT + 5 * BLOCK;
+        content[at..at + BLOCK].fill(0x5C);
+        rig.write(&volume, at as u64, &[0x5C; BLOCK]).unwrap();
+    }
+    let clone =
+        created(rig.control(Control::Clone { source: snapshot, name: "c".into(), size: None }));
+    let attached = rig.attach(clone);
+    let mut cloned = old.clone();
+    cloned[..EXTENT].fill(0x33);
+    rig.write(&attached, 0, &[0x33; EXTENT]).unwrap();
+    vec![(id, content), (snapshot, old), (clone, cloned)]
+}
+
+fn expect(rig: &mut Rig, all: &[(VolumeId, Vec<u8>)]) {
+    for (id, content) in all {
+        let volume = rig.attach(*id);
+        let found = rig.read(&volume, 0, content.len());
+        let at = found.iter().zip(content).position(|(a, b)| a != b);
+        assert_eq!(at, None, "volume {id}");
+        rig.worker.detach(volume);
+    }
+}
+
+#[test]
+fn a_device_is_emptied_while_its_data_stays_shared_and_leaves() {
+    let media = pool(&[4 * MIB, 16 * MIB, 24 * MIB]);
+    let mut rig = Rig::open(media).unwrap();
+    let all = family(&mut rig);
+    let before = rig.engine.space();
+    remove(&mut rig, 1);
+    let status = rig.engine.evacuation_status();
+    assert!(status.device == Some(1) && status.left > 0, "{status:?}");
+    assert_eq!(rig.control(Control::RemoveDevice { device: 1 }), Ok(Outcome::Unchanged));
+    wait_until_gone(&mut rig);
+    garble(&mut rig, 1);
+    expect(&mut rig, &all);
+    rig.check();
+    let after = rig.engine.space();
+    assert_eq!(after.total, before.total - (16 << 20));
+    assert!(after.mapped <= before.mapped, "{after:?} {before:?}: what was shared is copied");
+    // With the device, and without it.
+    let media = rig.kill();
+    let mut rig = Rig::open(media).unwrap();
+    expect(&mut rig, &all);
+    rig.check();
+    let mut media = rig.kill();
+    media.devices.remove(1);
+    let mut rig = Rig::open(media).unwrap();
+    expect(&mut rig, &all);
+    rig.check();
+}
+
+#[test]
+fn a_device_that_was_leaving_goes_on_to_leave_after_a_crash() {
+    // A block each second: nothing is finished before the crash.
+    let tuning = Tuning { evacuation_rate: BLOCK as u64, ..Tuning::default() };
+    let media = pool(&[4 * MIB, 16 * MIB, 24 * MIB]);
+    let options = OpenOptions { tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let all = family(&mut rig);
+    let volume = rig.attach(all[0].0);
+    rig.flush(&volume).unwrap();
+    remove(&mut rig, 1);
+    for _ in 0..64 {
+        rig.now += 1_000_000_000;
+        rig.settle();
+    }
+    let status = rig.engine.evacuation_status();
+    assert!(status.device == Some(1) && status.moved > 0, "{status:?}");
+    let media = rig.kill();
+    let mut rig = Rig::open(media).unwrap();
+    assert_eq!(rig.engine.evacuation_status().device, Some(1));
+    wait_until_gone(&mut rig);
+    garble(&mut rig, 1);
+    expect(&mut rig, &all);
+    rig.check();
+}
+
+#[test]
+fn a_device_leaves_under_writes_snapshots_and_discards() {
+    let tuning = Tuning { evacuation_rate: 256 << 10, ..Tuning::default() };
+    let media = pool(&[4 * MIB, 16 * MIB, 80 * MIB]);
+    let options = OpenOptions { tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let mut all = family(&mut rig);
+    let volume = rig.attach(all[0].0);
+    remove(&mut rig, 1);
+    let mut round = 0;
+    while rig.engine.evacuation_status().device.is_some() {
+        assert!(round < 4_000, "{:?}", rig.engine.evacuation_status());
+        let at = round * 37 % 128 * EXTENT + round % 16 * BLOCK;
+        let byte = u8::try_from(round % 250).unwrap();
+        rig.write(&volume, at as u64, &[byte; BLOCK]).unwrap();
+        all[0].1[at..at + BLOCK].fill(byte);
+        if round % 50 == 20 {
+            let (at, len) = (round % 128 * EXTENT, EXTENT);
+            rig.discard(&volume, at as u64, len);
+            all[0].1[at..at + len].fill(0);
+        }
+        if round % 100 == 50 && all.len() < 8 {
+            let name = format!("s{round}");
+            let id = created(rig.control(Control::Snapshot { source: all[0].0, name }));
+            let content = all[0].1.clone();
+            all.push((id, content));
+        }
+        rig.now += 30_000_000;
+        rig.settle();
+        round += 1;
+    }
+    assert!(round > 20, "it took {round} rounds");
+    garble(&mut rig, 1);
+    expect(&mut rig, &all);
+    rig.check();
+}
+
+#[test]
+fn a_device_that_stays_after_all_is_used_again() {
+    let tuning = Tuning { evacuation_rate: BLOCK as u64, ..Tuning::default() };
+    let media = pool(&[4 * MIB, 16 * MIB, 24 * MIB]);
+    let options = OpenOptions { tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let all = family(&mut rig);
+    let (total, free) = (rig.engine.space().total, rig.engine.space().free);
+    remove(&mut rig, 1);
+    assert!(rig.engine.space().free < free);
+    let keep = |device| Control::KeepDevice { device };
+    assert!(matches!(rig.control(keep(2)), Err(MapperError::Invalid { field: "device", .. })));
+    assert_eq!(rig.control(keep(1)), Ok(Outcome::Kept));
+    assert_eq!((rig.engine.evacuation_status().device, rig.engine.space().total), (None, total));
+    expect(&mut rig, &all);
+    rig.check();
+    let big = rig.create("big", 24 << 20);
+    let volume = rig.attach(big);
+    let content = data(9, 20 * MIB);
+    rig.write(&volume, 0, &content).unwrap();
+    expect(&mut rig, &all);
+    rig.check();
+}
+
+#[test]
+fn a_device_that_cannot_leave_is_refused_and_nothing_changes() {
+    let mut rig = Rig::open(pool(&[4 * MIB, 16 * MIB, 12 * MIB])).unwrap();
+    let id = rig.create("a", 32 << 20);
+    let volume = rig.attach(id);
+    let content = data(3, 14 * MIB);
+    rig.write(&volume, 0, &content).unwrap();
+    let before = rig.engine.space();
+    for device in [0, 3, 200] {
+        let refused = rig.control(Control::RemoveDevice { device });
+        assert!(
+            matches!(refused, Err(MapperError::Invalid { field: "device", .. })),
+            "{refused:?}"
+        );
+    }
+    for device in [1, 2] {
+        let used = rig.control(Control::RemoveDevice { device });
+        match used {
+            Ok(Outcome::Leaving) => {
+                let other = Control::RemoveDevice { device: 3 - device };
+                let refused = rig.control(other);
+                assert!(matches!(refused, Err(MapperError::Invalid { .. })), "{refused:?}");
+                rig.control(Control::KeepDevice { device }).unwrap();
+            }
+            Err(MapperError::NoSpace { needed, free }) => assert!(needed > free),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(rig.engine.space().total, before.total);
+    }
+    let all = [(id, content)];
+    expect(&mut rig, &all);
+    rig.check();
+}
+
+#[test]
+fn the_place_of_a_removed_device_is_used_again() {
+    let mut rig = Rig::open(pool(&[4 * MIB, 8 * MIB, 24 * MIB])).unwrap();
+    let all = family(&mut rig);
+    remove(&mut rig, 1);
+    wait_until_gone(&mut rig);
+    let states = |rig: &Rig| -> Vec<_> {
+        rig.engine.devices().as_slice().iter().map(|device| device.state).collect()
+    };
+    assert_eq!(states(&rig), [DeviceState::InUse, DeviceState::Removed, DeviceState::InUse]);
+    let mut media = rig.kill();
+    media.devices.remove(1);
+    let mut rig = Rig::open(media).unwrap();
+    rig.media.devices.push(vec![0xEE; 30 * MIB]);
+    let (name, uuid) = ("new".to_owned(), [0x77; 16]);
+    let device = NewDevice { name, uuid, size: 30 << 20, block_size: 512, class: 0 };
+    let added = rig.control(Control::AddDevice { handle: 2, device });
+    assert_eq!(added, Ok(Outcome::Grown { extents: 480 }));
+    assert_eq!(states(&rig), [DeviceState::InUse; 3]);
+    let big = rig.create("big", 40 << 20);
+    let volume = rig.attach(big);
+    let content = data(5, 30 * MIB);
+    rig.write(&volume, 0, &content).unwrap();
+    rig.flush(&volume).unwrap();
+    rig.check();
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    expect(&mut rig, &all);
+    expect(&mut rig, &[(big, content)]);
+    rig.check();
+}
