@@ -71,7 +71,7 @@ enum Action {
         #[arg(long)]
         write: bool,
     },
-    /// Alert rules, their tests and the dashboard of deploy/, by promtool
+    /// Alert rules, their tests and the dashboards of deploy/, by promtool
     Rules,
     /// Check the files of deploy/ for Kubernetes: by Helm and kustomize, by the schemas of its API,
     /// and by tests of versions, probes and rights
