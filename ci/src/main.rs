@@ -72,7 +72,11 @@ enum Action {
         write: bool,
     },
     /// Alert rules, their tests and the dashboards of deploy/, by promtool
-    Rules,
+    Rules {
+        /// Check the metrics of this program of the daemon in place of them, by promtool as well
+        #[arg(long, value_name = "PROGRAM")]
+        daemon: Option<PathBuf>,
+    },
     /// Check the files of deploy/ for Kubernetes: by Helm and kustomize, by the schemas of its API,
     /// and by tests of versions, probes and rights
     Manifests,
@@ -254,7 +258,8 @@ fn run(action: &Action) -> Result<bool> {
         }
         Action::Docs { .. } => docs::run(root).map(|()| true),
         Action::Screens { write } => screens::run(root, *write).map(|()| true),
-        Action::Rules => rules::run(root).map(|()| true),
+        Action::Rules { daemon: Some(program) } => rules::metrics::run(root, program).map(|_| true),
+        Action::Rules { daemon: None } => rules::run(root).map(|()| true),
         Action::Manifests => {
             let mut steps = steps::Steps::new();
             check::manifests(&mut steps, root);

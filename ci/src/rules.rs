@@ -4,6 +4,7 @@
 //! never installed: nothing is to be served here.
 
 mod labels;
+pub(crate) mod metrics;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -43,8 +44,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         let path = deploy.join(name);
         fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
     };
-    let folder = command::target_dir(root).join("tools");
-    fs::create_dir_all(&folder)?;
+    let folder = folder(root)?;
     let program = promtool(&folder)?;
     let promtool = |words: &[&str]| {
         let mut command = Command::new(&program);
@@ -139,6 +139,18 @@ fn rules_of(dashboard: &Value) -> Result<String> {
     let number = |(at, rule): (usize, Value)| serde_json::json!({ "name": format!("panel {at}"), "rules": [rule] });
     let groups: Vec<Value> = rules.into_iter().enumerate().map(number).collect();
     Ok(serde_json::json!({ "groups": groups }).to_string())
+}
+
+/// Where tools are kept.
+fn folder(root: &Path) -> Result<PathBuf> {
+    let folder = command::target_dir(root).join("tools");
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+/// promtool's path.
+fn tool(root: &Path) -> Result<PathBuf> {
+    promtool(&folder(root)?)
 }
 
 /// The program, fetched where this machine has none.
