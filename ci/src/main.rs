@@ -173,6 +173,9 @@ enum Bench {
     /// CPU time of calls of the control API with 10 volumes and with 10,000; arguments go to its
     /// binary
     Control(Forwarded),
+    /// `blockd import` and `export` beside nbdcopy and qemu-img, and `list` with 10,000 volumes;
+    /// arguments go to its binary
+    Tools(Forwarded),
     /// Measure the costs of snapshots; arguments go to its binary
     Snapshot(Forwarded),
     /// Listing a thousand volumes, and its effect on their IO; arguments go to its binary
@@ -303,6 +306,7 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Charts(rest)) => forward::bench_charts(root, &rest.arguments),
         Some(Bench::Isolation(rest)) => forward::bench_isolation(root, &rest.arguments),
         Some(Bench::Control(rest)) => forward::bench_control(root, &rest.arguments),
+        Some(Bench::Tools(rest)) => forward::bench_tools(root, &rest.arguments),
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),
         Some(Bench::Pmem(rest)) => forward::bench_pmem(root, &rest.arguments),
