@@ -142,6 +142,16 @@ impl Bench {
     }
 }
 
+/// Makes volumes, and attaches them over NBD.
+///
+/// # Errors
+/// When the daemon refuses a call.
+pub fn fill(daemon: &Daemon, volumes: usize) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let filled = runtime.block_on(async { Rig::new(daemon)?.fill(volumes).await });
+    filled.with_context(|| daemon.last_words())
+}
+
 /// A connection to a daemon's control socket.
 struct Rig {
     client: ControlClient<Channel>,

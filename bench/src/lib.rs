@@ -29,4 +29,5 @@ pub mod ring;
 pub mod snapshot;
 pub mod stats;
 pub mod syscalls;
+pub mod tools;
 pub mod ublk;

@@ -1,8 +1,8 @@
 """Renders the chart and reads manifests; judges every object by the schemas of the API.
 
 Takes JSON on stdin: the chart's folder, cases with a release's name and values (a file in the
-chart's folder ci, or values themselves), and files of manifests. Prints JSON: for each case its
-objects, or why it was refused, and what is wrong with objects.
+chart's folder ci, or values themselves), files of manifests, and files of plain YAML. Prints JSON:
+for each case its objects, or why it was refused, what is wrong with objects, and the plain YAML.
 """
 
 import json
@@ -18,6 +18,8 @@ FOREIGN = {
     "Component",
     "Kustomization",
     "PodMonitor",
+    "PrometheusRule",
+    "ServiceMonitor",
     "SnapshotMetadataService",
     "VolumeGroupSnapshotClass",
     "VolumeSnapshot",
@@ -69,6 +71,10 @@ def main():
             ]
     for name, file in asked["files"].items():
         answer["objects"].setdefault(name, []).extend(objects_of(pathlib.Path(file).read_text()))
+    answer["plain"] = {
+        name: yaml.safe_load(pathlib.Path(file).read_text())
+        for name, file in asked.get("plain", {}).items()
+    }
     for name, objects in answer["objects"].items():
         for one in objects:
             answer["problems"].extend(problems_of(name, one))

@@ -156,6 +156,18 @@ pub(crate) fn bench_control(root: &Path, arguments: &[String]) -> Result<()> {
     release(root, "blockd-bench", "control", &all)
 }
 
+/// Runs the bench of the command line's tools beside programs of others.
+///
+/// # Errors
+/// When something cannot be built or does not exit with 0, or a tool is missing.
+pub(crate) fn bench_tools(root: &Path, arguments: &[String]) -> Result<()> {
+    setup::ensure(&setup::TOOLS_BENCH)?;
+    let daemon = built::daemon(root)?;
+    let mut all = vec!["--blockd".to_owned(), daemon.to_string_lossy().into_owned()];
+    all.extend(arguments.iter().cloned());
+    release(root, "blockd-bench", "tools", &all)
+}
+
 /// The copy engine beside bare copies, then a pool in persistent memory beside others over NBD and
 /// ublk.
 ///

@@ -71,8 +71,12 @@ enum Action {
         #[arg(long)]
         write: bool,
     },
-    /// Alert rules, their tests and the dashboard of deploy/, by promtool
-    Rules,
+    /// Alert rules, their tests and the dashboards of deploy/, by promtool
+    Rules {
+        /// Check the metrics of this program of the daemon in place of them, by promtool as well
+        #[arg(long, value_name = "PROGRAM")]
+        daemon: Option<PathBuf>,
+    },
     /// Check the files of deploy/ for Kubernetes: by Helm and kustomize, by the schemas of its API,
     /// and by tests of versions, probes and rights
     Manifests,
@@ -169,6 +173,9 @@ enum Bench {
     /// CPU time of calls of the control API with 10 volumes and with 10,000; arguments go to its
     /// binary
     Control(Forwarded),
+    /// `blockd import` and `export` beside nbdcopy and qemu-img, and `list` with 10,000 volumes;
+    /// arguments go to its binary
+    Tools(Forwarded),
     /// Measure the costs of snapshots; arguments go to its binary
     Snapshot(Forwarded),
     /// Listing a thousand volumes, and its effect on their IO; arguments go to its binary
@@ -254,7 +261,8 @@ fn run(action: &Action) -> Result<bool> {
         }
         Action::Docs { .. } => docs::run(root).map(|()| true),
         Action::Screens { write } => screens::run(root, *write).map(|()| true),
-        Action::Rules => rules::run(root).map(|()| true),
+        Action::Rules { daemon: Some(program) } => rules::metrics::run(root, program).map(|_| true),
+        Action::Rules { daemon: None } => rules::run(root).map(|()| true),
         Action::Manifests => {
             let mut steps = steps::Steps::new();
             check::manifests(&mut steps, root);
@@ -298,6 +306,7 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Charts(rest)) => forward::bench_charts(root, &rest.arguments),
         Some(Bench::Isolation(rest)) => forward::bench_isolation(root, &rest.arguments),
         Some(Bench::Control(rest)) => forward::bench_control(root, &rest.arguments),
+        Some(Bench::Tools(rest)) => forward::bench_tools(root, &rest.arguments),
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),
         Some(Bench::Pmem(rest)) => forward::bench_pmem(root, &rest.arguments),

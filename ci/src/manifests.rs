@@ -7,6 +7,7 @@
 //! share a name.
 
 mod flags;
+mod monitoring;
 mod objects;
 mod tools;
 
@@ -22,10 +23,14 @@ use crate::steps::Outcome;
 const CHART: &str = "deploy/chart/blockd";
 const BASE: &str = "deploy/kubernetes";
 const COMPONENTS: &str = "deploy/kustomize/components";
+/// Alerts for Prometheus, in the order in which the chart has them.
+const ALERTS: [&str; 2] = ["deploy/alerts.yml", "deploy/alerts-kubernetes.yml"];
 
 /// Values that the chart must refuse, with the error.
-fn refused() -> [(&'static str, Value, &'static str); 6] {
+fn refused() -> [(&'static str, Value, &'static str); 7] {
+    let both = json!({"podMonitor": {"enabled": true}, "serviceMonitor": {"enabled": true}});
     [
+        ("two monitors of the same pods", json!({"metrics": both}), "scraped twice"),
         ("an unknown kubelet", json!({"kubelet": {"variant": "k9s"}}), "variant"),
         ("an unknown key", json!({"kublet": {"variant": "k0s"}}), "kublet"),
         ("an interval without a unit", json!({"healthMonitor": {"interval": "5"}}), "interval"),
@@ -68,6 +73,7 @@ pub(crate) fn chart(root: &Path) -> Result<Outcome> {
         root,
         &json!({
             "chart": root.join(CHART), "cases": cases, "files": files,
+            "plain": ALERTS.map(|file| (file, root.join(file))).into_iter().collect::<BTreeMap<_, _>>(),
         }),
     )?;
     let mut problems: Vec<String> = serde_json::from_value(answer["problems"].clone())?;
@@ -90,8 +96,10 @@ pub(crate) fn chart(root: &Path) -> Result<Outcome> {
     let known = flags::Known::read(root)?;
     for (name, objects) in &rendered {
         let found = objects::problems(objects).into_iter().chain(known.problems(objects));
+        let found = found.chain(monitoring::problems(objects));
         problems.extend(found.map(|problem| format!("{name}: {problem}")));
     }
+    problems.extend(other_alerts(&rendered, &answer["plain"])?);
     let of = |name: &str| rendered.get(name).map(Vec::as_slice).unwrap_or_default();
     let base: Vec<Value> = rendered
         .iter()
@@ -106,6 +114,19 @@ pub(crate) fn chart(root: &Path) -> Result<Outcome> {
     let count: usize = rendered.values().map(Vec::len).sum();
     println!("manifests: {count} objects of {} renderings and files hold", rendered.len());
     Ok(Outcome::Passed)
+}
+
+/// Alerts of renderings that differ from those of the files.
+fn other_alerts(rendered: &BTreeMap<String, Vec<Value>>, files: &Value) -> Result<Vec<String>> {
+    let groups = ALERTS.iter().flat_map(|file| files[file]["groups"].as_array().cloned());
+    let groups: Vec<Value> = groups.flatten().collect();
+    let with_rules = rendered.iter().filter(|(_, objects)| monitoring::has_rules(objects));
+    ensure!(with_rules.clone().count() > 1, "{CHART}/ci has lost its values with alerts");
+    let differences = with_rules.flat_map(|(name, objects)| {
+        let found = monitoring::differences(objects, &groups);
+        found.map(move |problem| format!("{name}: {problem}"))
+    });
+    Ok(differences.collect())
 }
 
 /// Builds the base alone and with each component, by kustomize.

@@ -3,6 +3,9 @@
 //! promtool comes from Debian's package of the server, which is unpacked below the build folder and
 //! never installed: nothing is to be served here.
 
+mod labels;
+pub(crate) mod metrics;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,24 +20,31 @@ const PROGRAM: &str = "promtool";
 /// The Debian package that has it.
 const PACKAGE: &str = "prometheus";
 
-/// Rules, their tests, and the dashboard beside them: for the daemon, and for Kubernetes.
-const SETS: [[&str; 3]; 2] = [
-    ["alerts.yml", "alerts_test.yml", "grafana.json"],
-    ["alerts-kubernetes.yml", "alerts-kubernetes_test.yml", "grafana-kubernetes.json"],
+/// Rules, their tests, and the dashboard beside them with its variables: for the daemon, and for
+/// Kubernetes.
+const SETS: [([&str; 3], [&str; 2]); 2] = [
+    (["alerts.yml", "alerts_test.yml", "grafana.json"], ["instance", "pool"]),
+    (
+        ["alerts-kubernetes.yml", "alerts-kubernetes_test.yml", "grafana-kubernetes.json"],
+        ["instance", "driver"],
+    ),
 ];
+
+/// The page that alerts lead to.
+const RUNBOOKS: &str = "docs/TROUBLESHOOTING.md";
 
 /// Checks rules, runs their tests, and reads every expression of the dashboards.
 ///
 /// # Errors
-/// When promtool can't be had, or finds something wrong; when an alert has no test.
+/// When promtool can't be had, or finds something wrong; when an alert has no test, no instance or
+/// no runbook.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let deploy = root.join("deploy");
     let read = |name: &str| {
         let path = deploy.join(name);
         fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
     };
-    let folder = command::target_dir(root).join("tools");
-    fs::create_dir_all(&folder)?;
+    let folder = folder(root)?;
     let program = promtool(&folder)?;
     let promtool = |words: &[&str]| {
         let mut command = Command::new(&program);
@@ -42,14 +52,27 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         command::output(&mut command)
     };
     let known = known_metrics(root)?;
-    for [alerts, tests, dashboard] in SETS {
+    let page = fs::read_to_string(root.join(RUNBOOKS)).context(RUNBOOKS)?;
+    for ([alerts, tests, dashboard], variables) in SETS {
         let missing = untested(&read(alerts)?, &read(tests)?);
         ensure!(missing.is_empty(), "{tests} does not raise, and not raise: {missing:?}");
+        let text = read(tests)?;
+        let single = labels::of_one_instance(&text);
+        ensure!(single.is_empty(), "{tests} has series of one instance only for {single:?}");
+        let text = read(alerts)?;
+        let all = labels::Alert::all(&text);
+        let dropped = labels::without_instance(&all);
+        ensure!(dropped.is_empty(), "{alerts}: the label instance is dropped by {dropped:?}");
+        let astray = labels::without_runbook(&all, &page);
+        ensure!(astray.is_empty(), "{alerts}: runbook_url leads to no heading: {astray:?}");
+        let shown = serde_json::from_str(&read(dashboard)?).context(dashboard)?;
+        let problems = labels::problems(&shown, &variables)?;
+        ensure!(problems.is_empty(), "{dashboard}: {}", problems.join("\n"));
         let unknown = unknown_metrics(&[read(alerts)?, read(dashboard)?].concat(), &known);
         ensure!(unknown.is_empty(), "{alerts}, {dashboard}: no program exports {unknown:?}");
         promtool(&["check", "rules", alerts])?;
         promtool(&["test", "rules", tests])?;
-        let shown = rules_of(&read(dashboard)?).context(dashboard)?;
+        let shown = rules_of(&shown).context(dashboard)?;
         let file = folder.join("dashboard.yml");
         fs::write(&file, shown)?;
         promtool(&["check", "rules", &file.to_string_lossy()])?;
@@ -103,23 +126,31 @@ fn unknown_metrics(text: &str, known: &BTreeSet<String>) -> BTreeSet<String> {
 }
 
 /// The expressions of a dashboard as rules, which promtool can read.
-fn rules_of(dashboard: &str) -> Result<String> {
-    let dashboard: Value = serde_json::from_str(dashboard)?;
-    let mut expressions = Vec::new();
-    for panel in dashboard["panels"].as_array().context("a dashboard has panels")? {
-        for target in panel["targets"].as_array().into_iter().flatten() {
-            let text = target["expr"].as_str().context("a target has an expression")?;
-            // Grafana's own variables.
-            expressions.push(text.replace("$__rate_interval", "5m"));
-        }
-    }
+fn rules_of(dashboard: &Value) -> Result<String> {
+    let expressions = labels::expressions(dashboard)?;
     ensure!(!expressions.is_empty(), "it shows nothing");
-    let rule = |text: String| serde_json::json!({ "record": "shown", "expr": text });
+    // Grafana's own variable.
+    let rule = |text: &str| {
+        let text = text.replace("$__rate_interval", "5m");
+        serde_json::json!({ "record": "shown", "expr": text })
+    };
     let rules: Vec<Value> = expressions.into_iter().map(rule).collect();
     // JSON is YAML.
     let number = |(at, rule): (usize, Value)| serde_json::json!({ "name": format!("panel {at}"), "rules": [rule] });
     let groups: Vec<Value> = rules.into_iter().enumerate().map(number).collect();
     Ok(serde_json::json!({ "groups": groups }).to_string())
+}
+
+/// Where tools are kept.
+fn folder(root: &Path) -> Result<PathBuf> {
+    let folder = command::target_dir(root).join("tools");
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+/// promtool's path.
+fn tool(root: &Path) -> Result<PathBuf> {
+    promtool(&folder(root)?)
 }
 
 /// The program, fetched where this machine has none.
@@ -188,10 +219,10 @@ mod tests {
 
     #[test]
     fn expressions_of_panels_become_rules() {
-        let text =
-            r#"{"panels":[{"type":"row"},{"targets":[{"expr":"rate(a[$__rate_interval])"}]}]}"#;
-        let rules = rules_of(text).unwrap();
+        let target = serde_json::json!({"targets": [{"expr": "rate(a[$__rate_interval])"}]});
+        let rules = rules_of(&serde_json::json!({"panels": [{"type": "row"}, target]})).unwrap();
         assert!(rules.contains(r#""expr":"rate(a[5m])""#), "{rules}");
-        assert!(rules_of("{}").is_err() && rules_of(r#"{"panels":[]}"#).is_err());
+        assert!(rules_of(&serde_json::json!({})).is_err());
+        assert!(rules_of(&serde_json::json!({"panels": []})).is_err());
     }
 }

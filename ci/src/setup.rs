@@ -100,6 +100,9 @@ pub(crate) const AARCH64: [Tool; 2] = [
 pub(crate) const NBD_BENCH: [Tool; 8] =
     [LIBCLANG, QEMU_NBD, QEMU_IMG, QEMU_STORAGE_DAEMON, NBDKIT, NBD_SERVER, PERF, FIO];
 
+/// The programs that `cargo ci bench tools` compares with ours.
+pub(crate) const TOOLS_BENCH: [Tool; 3] =
+    [LIBCLANG, QEMU_IMG, Tool { program: "nbdcopy", package: "libnbd-bin" }];
 /// The tools of `cargo ci bench ublk` in its virtual machine, beside [`MACHINES`].
 pub(crate) const UBLK_BENCH: [Tool; 2] = [FIO, LOSETUP];
 /// Installs Debian for `cargo ci bench snapshot --only packing`.

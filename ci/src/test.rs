@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::steps::{Outcome, Steps};
-use crate::{built, command, docs, rustdoc, setup};
+use crate::{built, command, docs, rules, rustdoc, setup};
 
 /// Printed without miri, which needs a nightly toolchain; this project does not require one.
 const NO_MIRI: &str = "miri is not part of this toolchain";
@@ -38,6 +38,7 @@ pub(crate) fn run(root: &Path, long: bool) -> bool {
     steps.run("unit, integration and documentation tests", || workspace(root));
     let release = command::target_dir(root).join("release");
     steps.run("commands of the documents", || docs::sessions(root, &release));
+    steps.run("metrics, by promtool", || rules::metrics::run(root, &release.join("blockd")));
     steps.run("loom", || loom(root));
     steps.run("miri", || miri(root));
     programs::run(&mut steps, root, long);

@@ -74,7 +74,7 @@ fn resolve(document: &str, link: &str) -> Option<String> {
 }
 
 /// Whether a heading of the text is reached by this anchor, as the usual viewers build anchors.
-fn has_heading(text: &str, anchor: &str) -> bool {
+pub(crate) fn has_heading(text: &str, anchor: &str) -> bool {
     let mut fenced = false;
     text.lines().any(|line| {
         fenced ^= line.trim_start().starts_with("```");

@@ -19,6 +19,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
+pub(crate) use links::has_heading;
 use metadata::Metadata;
 use tree::Tree;
 

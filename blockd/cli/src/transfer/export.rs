@@ -3,23 +3,25 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_media::error::Error;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::increment::Writer;
-use super::port::{Allocation, Connect, Holds, Lasting};
+use super::port::{Allocation, Connect, Holds, Lasting, Request};
 use super::progress::Progress;
 use super::zeroes::stretches;
-use super::{CONNECTION_COUNT, Failure, REQUEST_BYTES, Stop, first_error, joined};
+use super::{CONNECTION_COUNT, DEPTH, Failure, REQUEST_BYTES, Stop, first_error, joined};
 
 /// The length of one query of the volume's allocation.
 const ALLOCATION_BYTES: u64 = 1 << 30;
 
 /// Where the bytes go.
 pub(crate) enum Sink {
-    /// A file with nothing but a hole of the volume's size: zeroes are left out.
+    /// A file with nothing but a hole of the volume's size: zeroes are left out, and the threads
+    /// that read the volume write it.
     File(File),
     /// Standard output, or whatever else has to be written from the beginning to the end.
     Stream(Box<dyn Write + Send>),
@@ -44,11 +46,12 @@ pub(crate) struct Export<'a> {
     pub(crate) progress: &'a Progress,
 }
 
-/// A request, and where its answer goes: the writer takes answers in the order of the volume.
+/// A range to be read, and where its bytes go if not into the file: the writer takes them in the
+/// order of the volume.
 struct Order {
     offset: u64,
     len: usize,
-    answer: Sender<Vec<u8>>,
+    answer: Option<Sender<Vec<u8>>>,
 }
 
 /// A piece of the volume for the writer.
@@ -64,23 +67,34 @@ impl Export<'_> {
     /// # Errors
     /// The first failure on either side. The output is then incomplete.
     pub(crate) fn run(&self, mut sink: Sink) -> Result<u64, Error> {
-        let (orders, work) = bounded::<Order>(CONNECTION_COUNT);
-        let (pieces, answers) = bounded(2 * CONNECTION_COUNT);
-        let (used, spare) = bounded(4 * CONNECTION_COUNT);
-        let mut map = Lasting::connect(self.source, self.patience, self.stop)?;
-        let ports = (0..CONNECTION_COUNT)
-            .map(|_| Lasting::connect(self.source, self.patience, self.stop))
-            .collect::<Result<Vec<_>, _>>()?;
-        let mut written_bytes = 0;
+        let (orders, work) = bounded::<Order>(CONNECTION_COUNT * DEPTH);
+        let (pieces, answers) = bounded(CONNECTION_COUNT * DEPTH);
+        let (used, spare) = bounded(CONNECTION_COUNT * DEPTH);
+        let connect = || Lasting::connect(self.source, self.patience, self.stop);
+        let map = connect()?;
+        let ports = (0..CONNECTION_COUNT).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
+        let (written_bytes, failed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let file = match &sink {
+            Sink::File(file) => Some(file.try_clone().map_err(|source| self.failed(source))?),
+            Sink::Stream(_) | Sink::Increment(..) => None,
+        };
         std::thread::scope(|scope| {
             let mut readers = Vec::new();
-            for mut port in ports {
+            for port in ports {
                 let (work, spare) = (work.clone(), spare.clone());
-                readers.push(scope.spawn(move || read(&mut port, &work, &spare)));
+                let (file, written_bytes, failed) = (file.as_ref(), &written_bytes, &failed);
+                let reader = Reader { export: self, port, file, written_bytes, orders: Vec::new() };
+                readers.push(scope.spawn(move || {
+                    let ended = reader.run(&work, &spare);
+                    failed.fetch_or(ended.is_err(), Ordering::Relaxed);
+                    ended
+                }));
             }
             drop((work, spare));
-            let feeder = scope.spawn(move || self.feed(&mut map, &orders, &pieces));
-            let writer = self.write(&mut sink, &answers, &used, &mut written_bytes);
+            let pieces = file.is_none().then_some(pieces);
+            let feed = Feed { export: self, map, orders, pieces, failed: &failed };
+            let feeder = scope.spawn(move || feed.run());
+            let writer = self.write(&mut sink, &answers, &used, &written_bytes);
             // Threads that wait for the writer must see that it is gone.
             drop((answers, used));
             let mut results: Vec<_> = readers.into_iter().map(joined).collect();
@@ -93,52 +107,11 @@ impl Export<'_> {
             Sink::Increment(writer, _) => writer.finish().map(drop),
         };
         synced.map_err(|source| self.failed(source))?;
-        Ok(written_bytes)
+        Ok(written_bytes.into_inner())
     }
 
     fn failed(&self, source: io::Error) -> Error {
         Error::io(format!("writing {}", self.name), source)
-    }
-
-    /// Queries the volume's allocation, and queues its data for reading.
-    fn feed(
-        &self,
-        map: &mut Lasting<'_>,
-        orders: &Sender<Order>,
-        pieces: &Sender<Piece>,
-    ) -> Result<(), Failure> {
-        let mut offset = 0;
-        while offset < self.size_bytes {
-            let len = (self.size_bytes - offset).min(ALLOCATION_BYTES);
-            let known = map.request("block status", |port| port.allocation(offset, len))?;
-            for Allocation { len, holds } in known {
-                let end = (offset + len).min(self.size_bytes);
-                let len = end - offset;
-                let piece = match holds {
-                    Holds::Data => None,
-                    Holds::Zero => Some(Piece::Zero { offset, len }),
-                    Holds::Same => Some(Piece::Same { len }),
-                };
-                if let Some(piece) = piece {
-                    self.stop.check()?;
-                    pieces.send(piece).map_err(|_| Failure::Peer)?;
-                    offset = end;
-                }
-                while offset < end {
-                    self.stop.check()?;
-                    let len = (end - offset).min(REQUEST_BYTES as u64);
-                    let (answer, receiver) = bounded(1);
-                    let piece = Piece::Data { offset, answer: receiver };
-                    let len_bytes = usize::try_from(len).unwrap_or(REQUEST_BYTES);
-                    orders
-                        .send(Order { offset, len: len_bytes, answer })
-                        .map_err(|_| Failure::Peer)?;
-                    pieces.send(piece).map_err(|_| Failure::Peer)?;
-                    offset += len;
-                }
-            }
-        }
-        Ok(())
     }
 
     fn write(
@@ -146,7 +119,7 @@ impl Export<'_> {
         sink: &mut Sink,
         pieces: &Receiver<Piece>,
         used: &Sender<Vec<u8>>,
-        written_bytes: &mut u64,
+        written_bytes: &AtomicU64,
     ) -> Result<(), Failure> {
         for piece in pieces {
             match piece {
@@ -159,19 +132,20 @@ impl Export<'_> {
                         Sink::Increment(writer, true) => writer.zeroes(offset, len),
                     };
                     written.map_err(|source| self.failed(source))?;
-                    self.progress.add(len);
+                    self.progress.skip(len);
                 }
-                Piece::Same { len } => self.progress.add(len),
+                Piece::Same { len } => self.progress.skip(len),
                 Piece::Data { offset, answer } => {
                     let data = answer.recv().map_err(|_| Failure::Peer)?;
                     let written = match sink {
-                        Sink::File(file) => write_sparse(file, offset, &data),
+                        Sink::File(_) => Ok(0),
                         Sink::Stream(stream) => stream.write_all(&data).map(|()| data.len() as u64),
                         Sink::Increment(writer, zeroes) => {
                             write_increment(writer, *zeroes, offset, &data)
                         }
                     };
-                    *written_bytes += written.map_err(|source| self.failed(source))?;
+                    let written = written.map_err(|source| self.failed(source))?;
+                    written_bytes.fetch_add(written, Ordering::Relaxed);
                     self.progress.add(data.len() as u64);
                     let _ = used.try_send(data);
                 }
@@ -181,18 +155,132 @@ impl Export<'_> {
     }
 }
 
-fn read(
-    port: &mut Lasting<'_>,
-    work: &Receiver<Order>,
-    spare: &Receiver<Vec<u8>>,
-) -> Result<(), Failure> {
-    for order in work {
-        let mut buffer = spare.try_recv().unwrap_or_default();
-        buffer.resize(order.len, 0);
-        port.request("read", |port| port.read(order.offset, &mut buffer))?;
-        order.answer.send(buffer).map_err(|_| Failure::Peer)?;
+/// Queries the volume's allocation, and queues its data for reading.
+struct Feed<'a> {
+    export: &'a Export<'a>,
+    map: Lasting<'a>,
+    orders: Sender<Order>,
+    /// Where the output is written in the order of the volume.
+    pieces: Option<Sender<Piece>>,
+    /// A reader has ended early: the work of the others is of no use.
+    failed: &'a AtomicBool,
+}
+
+impl Feed<'_> {
+    fn run(mut self) -> Result<(), Failure> {
+        let size_bytes = self.export.size_bytes;
+        let mut offset = 0;
+        while offset < size_bytes {
+            let len = (size_bytes - offset).min(ALLOCATION_BYTES);
+            let known = self.map.request("block status", |port| port.allocation(offset, len))?;
+            for Allocation { len, holds } in known {
+                let end = (offset + len).min(size_bytes);
+                let len = end - offset;
+                match holds {
+                    Holds::Data => self.data(offset, end)?,
+                    Holds::Zero => self.skip(Piece::Zero { offset, len }, len)?,
+                    Holds::Same => self.skip(Piece::Same { len }, len)?,
+                }
+                offset = end;
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn skip(&self, piece: Piece, len: u64) -> Result<(), Failure> {
+        self.export.stop.check()?;
+        match &self.pieces {
+            Some(pieces) => pieces.send(piece).map_err(|_| Failure::Peer),
+            None => {
+                self.export.progress.skip(len);
+                Ok(())
+            }
+        }
+    }
+
+    fn data(&self, mut offset: u64, end: u64) -> Result<(), Failure> {
+        while offset < end {
+            self.export.stop.check()?;
+            if self.failed.load(Ordering::Relaxed) {
+                return Err(Failure::Peer);
+            }
+            // Requests end at multiples of their size, as extents do.
+            let next = (offset + 1).next_multiple_of(REQUEST_BYTES as u64).min(end);
+            let len = usize::try_from(next - offset).unwrap_or(REQUEST_BYTES);
+            let (answer, piece) = match &self.pieces {
+                Some(pieces) => {
+                    let (answer, receiver) = bounded(1);
+                    (Some(answer), Some((pieces, Piece::Data { offset, answer: receiver })))
+                }
+                None => (None, None),
+            };
+            self.orders.send(Order { offset, len, answer }).map_err(|_| Failure::Peer)?;
+            if let Some((pieces, piece)) = piece {
+                pieces.send(piece).map_err(|_| Failure::Peer)?;
+            }
+            offset = next;
+        }
+        Ok(())
+    }
+}
+
+/// A connection that ranges are read through.
+struct Reader<'a> {
+    export: &'a Export<'a>,
+    port: Lasting<'a>,
+    /// The output, where its parts may be written in any order.
+    file: Option<&'a File>,
+    written_bytes: &'a AtomicU64,
+    /// Orders in flight.
+    orders: Vec<Order>,
+}
+
+impl Reader<'_> {
+    /// Reads ranges until there are no more, several at a time.
+    fn run(mut self, work: &Receiver<Order>, spare: &Receiver<Vec<u8>>) -> Result<(), Failure> {
+        loop {
+            let idle = self.orders.is_empty();
+            let order = if idle {
+                work.recv().ok()
+            } else if self.orders.len() < DEPTH {
+                work.try_recv().ok()
+            } else {
+                None
+            };
+            match order {
+                Some(order) => {
+                    if let Ok(buffer) = spare.try_recv() {
+                        self.port.recycle(buffer);
+                    }
+                    self.port.send(Request::Read { offset: order.offset, len: order.len })?;
+                    self.orders.push(order);
+                }
+                None if idle => return Ok(()),
+                None => self.receive()?,
+            }
+        }
+    }
+
+    /// Waits for one range to be read, and passes its bytes on.
+    fn receive(&mut self) -> Result<(), Failure> {
+        let (request, data) = self.port.receive()?;
+        let Request::Read { offset, .. } = request else { return Ok(()) };
+        let at = self.orders.iter().position(|order| order.offset == offset);
+        let Some(Order { answer, .. }) = at.map(|at| self.orders.swap_remove(at)) else {
+            return Ok(());
+        };
+        if let Some(answer) = answer {
+            return answer.send(data).map_err(|_| Failure::Peer);
+        }
+        if let Some(file) = self.file {
+            let written = write_sparse(file, offset, &data);
+            let written = written.map_err(|source| self.export.failed(source))?;
+            self.written_bytes.fetch_add(written, Ordering::Relaxed);
+        }
+        self.export.progress.add(data.len() as u64);
+        self.port.recycle(data);
+        Ok(())
+    }
 }
 
 /// Writes what is not zero; the file has a hole there already.
@@ -258,31 +346,86 @@ mod tests {
     }
 
     fn export(memory: &Memory, sink: Sink) -> Result<u64, Error> {
-        let (stop, progress) = (Stop::default(), Progress::none());
+        export_with(memory, sink, &Progress::none())
+    }
+
+    fn export_with(memory: &Memory, sink: Sink, progress: &Progress) -> Result<u64, Error> {
+        let stop = Stop::default();
         let export = Export {
             source: memory,
             size_bytes: memory.bytes().len() as u64,
             name: "output",
             patience: Duration::from_secs(10),
             stop: &stop,
-            progress: &progress,
+            progress,
         };
         export.run(sink)
+    }
+
+    /// A file of this size, which has no name any more.
+    fn file(name: &str, size: usize) -> File {
+        let path = std::env::temp_dir().join(format!("blockd-{}-{name}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        file.set_len(size as u64).unwrap();
+        file
+    }
+
+    fn bytes_of(file: &File) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
     }
 
     #[test]
     fn a_file_gets_the_bytes_and_the_holes() {
         let memory = volume();
-        let size = memory.bytes().len();
-        let path = std::env::temp_dir().join(format!("blockd-{}-export", std::process::id()));
-        let file = File::options().write(true).create_new(true).open(&path).unwrap();
-        file.set_len(size as u64).unwrap();
+        let file = file("export", memory.bytes().len());
+        let again = file.try_clone().unwrap();
         let written = export(&memory, Sink::File(file)).unwrap();
-        let bytes = std::fs::read(&path).unwrap();
-        let metadata = std::fs::metadata(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-        assert!(bytes == memory.bytes());
-        assert!(written < 3 << 20 && metadata.blocks() * 512 < 4 << 20, "{written}");
+        assert!(bytes_of(&again) == memory.bytes());
+        let blocks = again.metadata().unwrap().blocks();
+        assert!(written < 3 << 20 && blocks * 512 < 4 << 20, "{written}");
+    }
+
+    #[test]
+    fn all_connections_have_their_requests_in_flight() {
+        let memory = Memory::of(vec![7; 32 << 20]);
+        memory.hold(CONNECTION_COUNT * DEPTH);
+        let file = file("export-deep", 32 << 20);
+        let again = file.try_clone().unwrap();
+        export(&memory, Sink::File(file)).unwrap();
+        assert!(bytes_of(&again) == memory.bytes());
+        assert_eq!(memory.most_in_flight(), CONNECTION_COUNT * DEPTH);
+    }
+
+    #[test]
+    fn holes_take_no_requests_and_no_part_of_the_rate() {
+        const SIZE: usize = 64 << 20;
+        let mut bytes = vec![0; SIZE];
+        bytes[3 << 20..4 << 20].fill(1);
+        let memory = Memory::of(bytes);
+        for ordered in [false, true] {
+            let (before, progress) = (memory.requests(), Progress::none());
+            let sink = match ordered {
+                true => Sink::Stream(Box::new(Kept::default())),
+                false => Sink::File(file("export-holes", SIZE)),
+            };
+            export_with(&memory, sink, &progress).unwrap();
+            // Four of data, and three queries: a hole, the data, a hole.
+            assert_eq!(memory.requests() - before, 4 + 3);
+            assert_eq!(progress.done(), (SIZE as u64, 1 << 20));
+        }
+    }
+
+    #[test]
+    fn a_file_gets_every_byte_over_broken_connections() {
+        let memory = volume();
+        memory.break_every(5);
+        let file = file("export-broken", memory.bytes().len());
+        let again = file.try_clone().unwrap();
+        export(&memory, Sink::File(file)).unwrap();
+        assert!(bytes_of(&again) == memory.bytes());
     }
 
     #[test]

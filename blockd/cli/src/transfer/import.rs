@@ -1,20 +1,23 @@
 //! From a file into a volume.
 
+mod writer;
+
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_media::error::Error;
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use nix::unistd::{Whence, lseek};
 
 use super::increment::{self, Record};
-use super::port::{Connect, Lasting};
+use super::port::{Allocation, Connect, Holds, Lasting};
 use super::progress::Progress;
-use super::zeroes::stretches;
-use super::{CONNECTION_COUNT, Failure, REQUEST_BYTES, STOP_WAIT, Stop, first_error, joined};
+use super::{
+    CONNECTION_COUNT, DEPTH, Failure, REQUEST_BYTES, STOP_WAIT, Stop, first_error, joined,
+};
+use writer::Writer;
 
 /// Where the bytes come from.
 #[derive(Debug)]
@@ -66,9 +69,17 @@ pub(crate) struct Imported {
     pub(crate) written_bytes: u64,
 }
 
-/// A request to be made.
+/// Longest range that is made to read as zeroes by one request.
+const MAX_ZERO_BYTES: u64 = 1 << 30;
+
+/// A part of the volume to be written.
+#[derive(Debug)]
 enum Piece {
+    /// Bytes that were read already.
     Data { offset: u64, data: Vec<u8> },
+    /// Bytes of the file, at the same offset. The thread that writes them reads them.
+    File { offset: u64, len: usize },
+    /// Zeroes, where the volume may hold something else.
     Zero { offset: u64, len: u64 },
 }
 
@@ -78,74 +89,67 @@ impl Import<'_> {
     /// # Errors
     /// The first failure on either side. The volume is then incomplete.
     pub(crate) fn run(&self, source: Source) -> Result<Imported, Error> {
-        let (pieces, work) = bounded(CONNECTION_COUNT);
-        let (used, spare) = bounded(4 * CONNECTION_COUNT);
+        let (pieces, work) = bounded(CONNECTION_COUNT * DEPTH);
         // All connections stand before the first byte moves: that one cannot be made is said at
         // once.
-        let ports = (0..CONNECTION_COUNT)
-            .map(|_| Lasting::connect(self.target, self.patience, self.stop))
-            .collect::<Result<Vec<_>, _>>()?;
-        let mut done = Imported::default();
+        let connect = || Lasting::connect(self.target, self.patience, self.stop);
+        let ports = (0..CONNECTION_COUNT).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
+        // Zeroes of a backup are where its base had data: no use in looking.
+        let looks = !self.empty && !matches!(source, Source::Increment(_));
+        let map = if looks { Some(connect()?) } else { None };
+        let (mut source_bytes, written_bytes) = (0, AtomicU64::new(0));
         let failed = AtomicBool::new(false);
+        let file = match &source {
+            Source::File { file, name, .. } => {
+                let again = file.try_clone();
+                let again = again.map_err(|cause| Error::io(format!("reading {name}"), cause))?;
+                Some((again, name.clone()))
+            }
+            Source::Stream(_) | Source::Increment(_) => None,
+        };
+        let file = file.as_ref().map(|(file, name)| (file, name.as_str()));
         std::thread::scope(|scope| {
             let mut writers = Vec::new();
-            for mut port in ports {
-                let (work, used) = (work.clone(), used.clone());
-                let failed = &failed;
+            for port in ports {
+                let (work, failed, written_bytes) = (work.clone(), &failed, &written_bytes);
+                let spare = Vec::new();
+                let writer = Writer { import: self, port, file, written_bytes, spare };
                 writers.push(scope.spawn(move || {
-                    let ended = self.write(&mut port, &work, &used);
+                    let ended = writer.run(&work);
                     failed.fetch_or(ended.is_err(), Ordering::Relaxed);
                     ended
                 }));
             }
             // The writers hold theirs: once all have failed, sending fails too.
-            drop((work, used));
-            let feed = Feed { import: self, pieces, spare, failed: &failed, done: &mut done };
+            drop(work);
+            let source_bytes = &mut source_bytes;
+            let feed = Feed { import: self, pieces, map, failed: &failed, source_bytes };
             let mut results = vec![feed.run(source)];
             results.extend(writers.into_iter().map(joined));
             // A writer's failure says why the reader could not go on.
             results.rotate_left(1);
             first_error(results)
         })?;
-        let mut port = Lasting::connect(self.target, self.patience, self.stop)?;
-        port.request("flush", |port| port.flush())?;
-        Ok(done)
+        connect()?.request("flush", |port| port.flush())?;
+        Ok(Imported { source_bytes, written_bytes: written_bytes.into_inner() })
     }
 
-    fn write(
-        &self,
-        port: &mut Lasting<'_>,
-        work: &Receiver<Piece>,
-        used: &Sender<Vec<u8>>,
-    ) -> Result<(), Failure> {
-        for piece in work {
-            match piece {
-                Piece::Data { offset, data } => {
-                    port.request("write", |port| port.write(offset, &data))?;
-                    self.progress.add(data.len() as u64);
-                    // A buffer too many is let go.
-                    let _ = used.try_send(data);
-                }
-                Piece::Zero { offset, len } => {
-                    if !self.empty {
-                        port.request("write zeroes", |port| port.zero(offset, len))?;
-                    }
-                    self.progress.add(len);
-                }
-            }
-        }
-        Ok(())
+    /// Whole blocks of the volume: behind the source's end there are zeroes.
+    fn padded(&self, mut data: Vec<u8>) -> Vec<u8> {
+        data.resize(data.len().next_multiple_of(self.block_bytes), 0);
+        data
     }
 }
 
-/// The side of the file.
+/// The side of the source.
 struct Feed<'a> {
     import: &'a Import<'a>,
     pieces: Sender<Piece>,
-    spare: Receiver<Vec<u8>>,
+    /// A connection to look for holes of the volume.
+    map: Option<Lasting<'a>>,
     /// A writer has ended early: the work of the others is of no use.
     failed: &'a AtomicBool,
-    done: &'a mut Imported,
+    source_bytes: &'a mut u64,
 }
 
 impl Feed<'_> {
@@ -155,7 +159,7 @@ impl Feed<'_> {
             Source::Stream(stream) => self.stream(stream)?,
             Source::Increment(reader) => return self.increment(reader),
         };
-        self.done.source_bytes = end;
+        *self.source_bytes = end;
         // The rest of the volume has to read as zeroes, whatever it held before.
         let block = self.import.block_bytes as u64;
         self.zero(end.next_multiple_of(block), self.import.size_bytes)
@@ -169,11 +173,11 @@ impl Feed<'_> {
             self.zero(offset, data.start)?;
             offset = data.start;
             while offset < data.end {
-                let want = (data.end - offset).min(REQUEST_BYTES as u64);
-                let mut buffer = self.buffer(usize::try_from(want).unwrap_or(REQUEST_BYTES));
-                file.read_exact_at(&mut buffer, offset).map_err(failed)?;
-                self.data(offset, buffer)?;
-                offset += want;
+                // Pieces end at multiples of their size, as extents do.
+                let next = (offset + 1).next_multiple_of(REQUEST_BYTES as u64).min(data.end);
+                let len = usize::try_from(next - offset).unwrap_or(REQUEST_BYTES);
+                self.send(Piece::File { offset, len })?;
+                offset = next;
             }
         }
         Ok(size_bytes)
@@ -211,7 +215,7 @@ impl Feed<'_> {
                 let allowed = "enough for all of the input";
                 return Err(Error::invalid("size", self.import.size_bytes, allowed).into());
             }
-            self.data(offset, buffer)?;
+            self.send(Piece::Data { offset, data: self.import.padded(buffer) })?;
             offset += len;
         }
     }
@@ -226,49 +230,34 @@ impl Feed<'_> {
             self.import.stop.check()?;
             let Some(record) = next? else { break };
             match record {
-                Record::Data { offset, data } => {
-                    self.done.written_bytes += data.len() as u64;
-                    self.send(Piece::Data { offset, data })?;
-                }
+                Record::Data { offset, data } => self.send(Piece::Data { offset, data })?,
                 Record::Zeroes { offset, len } => self.zero(offset, offset + len)?,
             }
         }
-        self.done.source_bytes = reader.read_bytes();
+        *self.source_bytes = reader.read_bytes();
         Ok(())
     }
 
-    /// Sends a buffer on, without its zeroes.
-    fn data(&mut self, offset: u64, mut buffer: Vec<u8>) -> Result<(), Failure> {
-        let whole = buffer.len().next_multiple_of(self.import.block_bytes);
-        buffer.resize(whole, 0);
-        let stretches = stretches(&buffer);
-        if let [only] = stretches.as_slice()
-            && !only.zero
-        {
-            self.done.written_bytes += buffer.len() as u64;
-            return self.send(Piece::Data { offset, data: buffer });
-        }
-        for stretch in stretches {
-            let start = offset + stretch.range.start as u64;
-            if stretch.zero {
-                self.zero(start, start + stretch.range.len() as u64)?;
-                continue;
-            }
-            let mut data = self.buffer(0);
-            data.extend_from_slice(&buffer[stretch.range]);
-            self.done.written_bytes += data.len() as u64;
-            self.send(Piece::Data { offset: start, data })?;
-        }
-        Ok(())
-    }
-
+    /// Makes a range read as zeroes where it holds anything else.
     fn zero(&mut self, mut from: u64, to: u64) -> Result<(), Failure> {
-        /// The daemon does not take longer stretches in one request.
-        const MAX_ZERO_BYTES: u64 = 1 << 30;
+        if self.import.empty {
+            self.import.progress.skip(to.saturating_sub(from));
+            return Ok(());
+        }
         while from < to {
             let len = (to - from).min(MAX_ZERO_BYTES);
-            self.send(Piece::Zero { offset: from, len })?;
-            from += len;
+            let known = match &mut self.map {
+                Some(map) => map.request("block status", |port| port.allocation(from, len))?,
+                None => vec![Allocation { len, holds: Holds::Data }],
+            };
+            for part in known {
+                let len = part.len.min(to - from);
+                match part.holds {
+                    Holds::Zero => self.import.progress.skip(len),
+                    Holds::Data | Holds::Same => self.send(Piece::Zero { offset: from, len })?,
+                }
+                from += len;
+            }
         }
         Ok(())
     }
@@ -279,12 +268,6 @@ impl Feed<'_> {
             return Err(Failure::Peer);
         }
         self.pieces.send(piece).map_err(|_| Failure::Peer)
-    }
-
-    fn buffer(&self, len: usize) -> Vec<u8> {
-        let mut buffer = self.spare.try_recv().unwrap_or_default();
-        buffer.resize(len, 0);
-        buffer
     }
 }
 
@@ -327,12 +310,22 @@ fn next_data(file: &File, offset: u64, size_bytes: u64) -> io::Result<std::ops::
 #[cfg(test)]
 mod tests {
     use std::io::Cursor;
+    use std::os::unix::fs::FileExt;
 
     use super::super::memory::Memory;
     use super::*;
 
     fn import(memory: &Memory, source: Source, empty: bool) -> Result<Imported, Error> {
-        let (stop, progress) = (Stop::default(), Progress::none());
+        import_with(memory, source, empty, &Progress::none())
+    }
+
+    fn import_with(
+        memory: &Memory,
+        source: Source,
+        empty: bool,
+        progress: &Progress,
+    ) -> Result<Imported, Error> {
+        let stop = Stop::default();
         let import = Import {
             target: memory,
             size_bytes: memory.bytes().len() as u64,
@@ -340,7 +333,7 @@ mod tests {
             empty,
             patience: Duration::from_secs(10),
             stop: &stop,
-            progress: &progress,
+            progress,
         };
         import.run(source)
     }
@@ -384,6 +377,43 @@ mod tests {
     }
 
     #[test]
+    fn all_connections_have_their_requests_in_flight() {
+        const SIZE: usize = 32 << 20;
+        let data = pattern(SIZE);
+        for stream in [false, true] {
+            let memory = Memory::new(SIZE);
+            memory.hold(CONNECTION_COUNT * DEPTH);
+            let source = match stream {
+                true => Source::Stream(Box::new(Cursor::new(data.clone()))),
+                false => file("deep", &[(0, &data)], SIZE as u64),
+            };
+            import(&memory, source, true).unwrap();
+            assert!(memory.bytes() == data);
+            assert_eq!(memory.most_in_flight(), CONNECTION_COUNT * DEPTH, "{stream}");
+        }
+    }
+
+    #[test]
+    fn holes_of_both_sides_take_no_requests_and_no_part_of_the_rate() {
+        const SIZE: u64 = 64 << 20;
+        let mut bytes = vec![0; 64 << 20];
+        bytes[8 << 20..9 << 20].fill(9);
+        let data = pattern(1 << 20);
+        for (empty, memory) in [(true, Memory::new(64 << 20)), (false, Memory::of(bytes))] {
+            let (before, progress) = (memory.requests(), Progress::none());
+            let source = file("both", &[(3 << 20, &data)], SIZE);
+            import_with(&memory, source, empty, &progress).unwrap();
+            // Four of data and the flush. A volume that held something has a query for the hole in
+            // front of the data, three for that behind it, and its data is made zeroes.
+            let queries = if empty { 0 } else { 4 + 1 };
+            assert_eq!(memory.requests() - before, 4 + 1 + queries, "{empty}");
+            assert_eq!(progress.done(), (SIZE, 1 << 20));
+            assert_eq!(memory.mapped_count(), 256);
+            assert_eq!(memory.bytes()[3 << 20..4 << 20], data);
+        }
+    }
+
+    #[test]
     fn a_stream_is_padded_to_a_block_and_may_not_be_too_long() {
         let memory = Memory::new(2 << 20);
         let data = pattern((1 << 20) + 1000);
@@ -398,8 +428,8 @@ mod tests {
 
     #[test]
     fn connections_that_break_again_and_again_lose_nothing() {
-        let memory = Memory::new(64 << 20);
-        let data = pattern(64 << 20);
+        let memory = Memory::new(16 << 20);
+        let data = pattern(16 << 20);
         memory.break_every(7);
         let source = Source::Stream(Box::new(Cursor::new(data.clone())));
         import(&memory, source, true).unwrap();

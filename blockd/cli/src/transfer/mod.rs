@@ -1,6 +1,6 @@
-//! Moving a volume's bytes: a few connections with a request each, so that several are always under
-//! way, one thread on the side of the file, and all of it able to wait for a daemon that is started
-//! anew.
+//! Moving a volume's bytes: a few connections with several requests in flight on each, a thread for
+//! each connection that reads or writes the file too, and all of it able to wait for a daemon that
+//! is started anew.
 
 pub(super) mod awaited;
 #[expect(unsafe_code, reason = "calls of Landlock")]
@@ -24,11 +24,16 @@ use std::time::Duration;
 
 use blockd_media::error::Error;
 
-/// Bytes of one request: large enough that its cost is in the bytes, small enough for buffers.
-const REQUEST_BYTES: usize = 1 << 20;
+/// Bytes of one request: those of an extent, unless a pool has others. Large enough that its cost
+/// is in the bytes, small enough that they stay in a processor's cache between file and socket.
+const REQUEST_BYTES: usize = 256 << 10;
 
-/// Connections, and so requests under way. One is the file's turn, the others are the daemon's.
+/// Connections. The daemon spreads them over its workers.
 const CONNECTION_COUNT: usize = 4;
+
+/// Requests in flight on each connection. On all of them together that is half of the IO memory
+/// that a worker of the daemon has by default.
+const DEPTH: usize = 8;
 
 /// Between two looks at whether a transfer was stopped.
 const STOP_WAIT: Duration = Duration::from_millis(100);

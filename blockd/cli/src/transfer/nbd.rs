@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use blockd_nbd::CHANGED_SINCE;
 use blockd_nbd::client::{
-    ChangedRange, Client, ClientError, ConnectOptions, RequestError, StatusRange, Uri,
+    self, ChangedRange, Client, ClientError, ConnectOptions, RequestError, StatusRange, Uri,
 };
+use blockd_nbd::codec::errno;
 
-use super::port::{Allocation, Connect, Holds, Port, PortError};
+use super::DEPTH;
+use super::port::{Allocation, Answer, Connect, Holds, Port, PortError, Request};
 
 /// How long an answer may take. A write may wait for space for so long.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -41,7 +43,7 @@ impl Connect for Target {
     fn connect(&self) -> Result<Box<dyn Port>, PortError> {
         let options = ConnectOptions {
             timeout: ANSWER_TIMEOUT,
-            depth: 1,
+            depth: DEPTH,
             base_allocation: self.changes.is_none(),
             contexts: self.changes.iter().cloned().collect(),
             ..Default::default()
@@ -64,16 +66,34 @@ impl Connect for Target {
 }
 
 impl Port for Client {
-    fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), PortError> {
-        Client::read(self, offset, buffer).map_err(error)
+    fn send(&mut self, request: &Request) -> Result<u64, PortError> {
+        let request = match *request {
+            Request::Read { offset, len } => {
+                // A length beyond that is refused as too long.
+                client::Request::Read { offset, len: u32::try_from(len).unwrap_or(u32::MAX) }
+            }
+            Request::Write { offset, ref data } => {
+                client::Request::Write { offset, data, fua: false }
+            }
+            Request::Zero { offset, len } => {
+                client::Request::WriteZeroes { offset, len, no_hole: false, fast_zero: false }
+            }
+        };
+        Client::send(self, request).map_err(error)
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), PortError> {
-        Client::write(self, offset, data, false).map_err(error)
+    fn receive(&mut self) -> Result<Answer, PortError> {
+        let done = Client::receive(self).map_err(error)?;
+        let number = done.cookie;
+        match done.result {
+            Ok(()) => Ok(Answer { number, result: Ok(done.data) }),
+            Err(error) if error.errno == errno::ESHUTDOWN => Err(PortError::Lost(shutting_down())),
+            Err(error) => Ok(Answer { number, result: Err(answered(&error)) }),
+        }
     }
 
-    fn zero(&mut self, offset: u64, len: u64) -> Result<(), PortError> {
-        Client::write_zeroes(self, offset, len, false).map_err(error)
+    fn recycle(&mut self, buffer: Vec<u8>) {
+        Client::recycle(self, buffer);
     }
 
     fn flush(&mut self) -> Result<(), PortError> {
@@ -108,13 +128,11 @@ impl Port for Client {
 
 /// Whether trying again may help. A server that ends its work comes back.
 fn error(error: ClientError) -> PortError {
-    use blockd_nbd::codec::errno;
-
     match error {
         ClientError::Request { error: RequestError { errno, .. }, .. }
             if errno == errno::ESHUTDOWN =>
         {
-            PortError::Lost(io::Error::other("the server is shutting down"))
+            PortError::Lost(shutting_down())
         }
         ClientError::Request { error, .. } => PortError::Refused(answered(&error)),
         ClientError::Uri { .. } | ClientError::Refused { .. } | ClientError::BadRequest { .. } => {
@@ -128,10 +146,12 @@ fn error(error: ClientError) -> PortError {
     }
 }
 
+fn shutting_down() -> io::Error {
+    io::Error::other("the server is shutting down")
+}
+
 /// An answer as an error of the operating system, so that its kind is known.
 fn answered(error: &RequestError) -> io::Error {
-    use blockd_nbd::codec::errno;
-
     let kind = match error.errno {
         errno::ENOSPC => io::ErrorKind::StorageFull,
         errno::EPERM => io::ErrorKind::PermissionDenied,

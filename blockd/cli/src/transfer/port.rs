@@ -1,5 +1,6 @@
 //! A volume's bytes as a transfer sees them, and a connection that waits for a daemon to come back.
 
+use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
@@ -40,14 +41,46 @@ pub(crate) enum PortError {
     Refused(io::Error),
 }
 
-/// One connection, with one request at a time.
+/// A request of which several are in flight. Each has the same effect twice, so that it can be sent
+/// again.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// Reads a range.
+    Read { offset: u64, len: usize },
+    /// Writes the data.
+    Write { offset: u64, data: Vec<u8> },
+    /// Makes a range read as zeroes, without taking space for it.
+    Zero { offset: u64, len: u64 },
+}
+
+impl Request {
+    /// In words, for errors.
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "read",
+            Self::Write { .. } => "write",
+            Self::Zero { .. } => "write zeroes",
+        }
+    }
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    /// The number of the request.
+    pub(crate) number: u64,
+    /// The bytes of a read, else nothing; an error when the volume cannot.
+    pub(crate) result: io::Result<Vec<u8>>,
+}
+
+/// One connection.
 pub(crate) trait Port: Send {
-    /// Fills the buffer from the volume.
-    fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), PortError>;
-    /// Writes the data to the volume.
-    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), PortError>;
-    /// Makes a stretch read as zeroes, without taking space for it.
-    fn zero(&mut self, offset: u64, len: u64) -> Result<(), PortError>;
+    /// Sends a request, and returns a number that no other one in flight has.
+    fn send(&mut self, request: &Request) -> Result<u64, PortError>;
+    /// Waits for the answer to a request in flight, whichever it is.
+    fn receive(&mut self) -> Result<Answer, PortError>;
+    /// Takes the bytes of a read back, to be used again.
+    fn recycle(&mut self, buffer: Vec<u8>);
     /// Makes everything durable that was answered on any connection.
     fn flush(&mut self) -> Result<(), PortError>;
     /// The content of the volume from `offset` on: one stretch or more, up to `len` at most.
@@ -62,11 +95,12 @@ pub(crate) trait Connect: Sync {
     fn address(&self) -> &str;
 }
 
-/// A connection that is made anew when it breaks, and repeats the request that it broke under.
-/// Every request of a transfer can be repeated: it has the same effect twice.
+/// A connection that is made anew when it breaks, and repeats the requests that it broke under.
 pub(crate) struct Lasting<'a> {
     target: &'a dyn Connect,
     port: Option<Box<dyn Port>>,
+    /// Requests in flight with their numbers, in the order in which they were sent.
+    sent: VecDeque<(u64, Request)>,
     /// How long to go on without an answer.
     patience: Duration,
     stop: &'a Stop,
@@ -80,19 +114,65 @@ impl<'a> Lasting<'a> {
         stop: &'a Stop,
     ) -> Result<Self, Error> {
         let port = target.connect().map_err(|error| failed(target, "connect", error))?;
-        Ok(Self { target, port: Some(port), patience, stop })
+        Ok(Self { target, port: Some(port), sent: VecDeque::new(), patience, stop })
     }
 
-    /// Sends a request until it is answered.
+    /// Requests that were sent and not answered.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.sent.len()
+    }
+
+    /// Sends a request and does not wait for its answer.
+    pub(crate) fn send(&mut self, request: Request) -> Result<(), Error> {
+        self.stop.check()?;
+        let number = match self.port.as_mut().map(|port| port.send(&request)) {
+            Some(Ok(number)) => number,
+            Some(Err(refused @ PortError::Refused(_))) => {
+                return Err(failed(self.target, request.name(), refused));
+            }
+            // `receive` connects again, and sends it with all others.
+            Some(Err(PortError::Lost(_))) | None => {
+                self.port = None;
+                0
+            }
+        };
+        self.sent.push_back((number, request));
+        Ok(())
+    }
+
+    /// Waits until a request in flight is answered. Returns it, and the bytes of a read.
+    pub(crate) fn receive(&mut self) -> Result<(Request, Vec<u8>), Error> {
+        let Answer { number, result } = self.request("transfer", |port| port.receive())?;
+        let at = self.sent.iter().position(|(of, _)| *of == number);
+        let Some((_, request)) = at.and_then(|at| self.sent.remove(at)) else {
+            return Err(Error::Unexpected {
+                what: self.target.address().to_owned(),
+                problem: "an answer to a request that was not sent".to_owned(),
+            });
+        };
+        match result {
+            Ok(data) => Ok((request, data)),
+            Err(error) => Err(failed(self.target, request.name(), PortError::Refused(error))),
+        }
+    }
+
+    /// Takes the bytes of a read back.
+    pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
+        if let Some(port) = &mut self.port {
+            port.recycle(buffer);
+        }
+    }
+
+    /// Repeats a call until the connection lasts for it.
     pub(crate) fn request<T>(
         &mut self,
         what: &str,
-        mut request: impl FnMut(&mut dyn Port) -> Result<T, PortError>,
+        mut call: impl FnMut(&mut dyn Port) -> Result<T, PortError>,
     ) -> Result<T, Error> {
         let clock = Clock::start();
         loop {
             self.stop.check()?;
-            let lost = match self.attempt(&mut request) {
+            let lost = match self.attempt(&mut call) {
                 Ok(answer) => return Ok(answer),
                 Err(PortError::Lost(error)) => error,
                 Err(refused) => return Err(failed(self.target, what, refused)),
@@ -107,16 +187,19 @@ impl<'a> Lasting<'a> {
 
     fn attempt<T>(
         &mut self,
-        request: &mut impl FnMut(&mut dyn Port) -> Result<T, PortError>,
+        call: &mut impl FnMut(&mut dyn Port) -> Result<T, PortError>,
     ) -> Result<T, PortError> {
-        let port = match &mut self.port {
-            Some(port) => port,
-            // A daemon that is starting may refuse what it will do later.
-            None => self.port.insert(self.target.connect().map_err(|error| match error {
-                PortError::Lost(error) | PortError::Refused(error) => PortError::Lost(error),
-            })?),
-        };
-        request(port.as_mut())
+        if let Some(port) = &mut self.port {
+            return call(port.as_mut());
+        }
+        // A daemon that is starting may refuse what it will do later.
+        let mut port = self.target.connect().map_err(|error| match error {
+            PortError::Lost(error) | PortError::Refused(error) => PortError::Lost(error),
+        })?;
+        for (number, request) in &mut self.sent {
+            *number = port.send(request)?;
+        }
+        call(self.port.insert(port).as_mut())
     }
 }
 
@@ -138,16 +221,28 @@ mod tests {
     use super::super::memory::Memory;
     use super::*;
 
+    fn write(offset: u64, value: u8) -> Request {
+        Request::Write { offset, data: vec![value; 512] }
+    }
+
     #[test]
-    fn a_broken_connection_is_made_anew_and_the_request_repeated() {
+    fn a_broken_connection_is_made_anew_and_its_requests_repeated() {
         let memory = Memory::new(8192);
         let stop = Stop::default();
         let mut port = Lasting::connect(&memory, Duration::from_secs(5), &stop).unwrap();
-        memory.break_every(2);
-        for round in 0..10_u8 {
-            port.request("write", |port| port.write(0, &[round; 512])).unwrap();
+        memory.break_every(3);
+        for round in 0..5_u8 {
+            for at in 0..2_u8 {
+                port.send(write(u64::from(at) * 512, round * 2 + at)).unwrap();
+            }
+            while port.in_flight() > 0 {
+                port.receive().unwrap();
+            }
         }
-        assert_eq!(memory.bytes()[0], 9);
+        assert_eq!((memory.bytes()[0], memory.bytes()[512]), (8, 9));
+        port.send(Request::Read { offset: 512, len: 512 }).unwrap();
+        let (request, data) = port.receive().unwrap();
+        assert!(matches!(request, Request::Read { offset: 512, .. }) && data == [9; 512]);
     }
 
     #[test]
@@ -158,6 +253,8 @@ mod tests {
         memory.break_every(1);
         let error = port.request("flush", |port| port.flush()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable);
+        port.send(write(0, 1)).unwrap();
+        assert_eq!(port.receive().unwrap_err().kind(), ErrorKind::Unreachable);
     }
 
     #[test]
@@ -165,7 +262,8 @@ mod tests {
         let memory = Memory::new(512);
         let stop = Stop::default();
         let mut port = Lasting::connect(&memory, Duration::from_secs(60), &stop).unwrap();
-        let error = port.request("write", |port| port.write(512, &[1; 512])).unwrap_err();
+        port.send(write(512, 1)).unwrap();
+        let error = port.receive().unwrap_err();
         assert!(error.to_string().contains("memory: write: "), "{error}");
     }
 }

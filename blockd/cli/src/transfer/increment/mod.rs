@@ -57,16 +57,14 @@ pub(crate) use write::Writer;
 
 use blockd_mapper::geometry::MAX_NAME;
 
-use super::REQUEST_BYTES;
-
 const MAGIC: [u8; 8] = *b"blkdincr";
 const VERSION: u32 = 2;
 /// The first version with times.
 const TIMES_SINCE: u32 = 2;
 const HEADER_BYTES: usize = 512;
 const HEAD_BYTES: usize = 24;
-/// Bytes of data in a record: a request's, so that neither side has to cut or gather.
-const MAX_DATA_BYTES: usize = REQUEST_BYTES;
+/// Most bytes of data in a record. Part of the format: a reader takes no longer ones.
+const MAX_DATA_BYTES: usize = 1 << 20;
 
 const DATA: u32 = 1;
 const ZEROES: u32 = 2;
