@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockd_api::v1;
-use blockd_engine::pool::PoolHandle;
 use blockd_mapper::format::catalogue::VolumeKind;
-use blockd_media::DeviceKind;
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::ring_file::ring_path;
 use blockd_media::pool::{Erasing, is_there, ring_dir, storage};
@@ -79,14 +77,11 @@ impl Control {
     async fn doomed(&self, known: &Known) -> Result<Doomed, Error> {
         let config = known.config.clone();
         let (paths, id) = match &known.state {
-            Ok(handle) => (paths_of(handle), Some(handle.id())),
+            Ok(handle) => (known.paths(), Some(handle.id())),
             Err(_) => {
-                let devices = config.devices.iter().chain(&config.spares);
-                let paths = devices.map(|device| device.path.clone());
-                let paths = paths.filter(|path| path.is_absolute()).collect();
                 let (served, name) = (Arc::clone(&self.0.served), config.name.clone());
                 let id = blocking(move || served.id_of(&name)).await?;
-                (paths, id.as_deref().and_then(parse_id))
+                (known.paths(), id.as_deref().and_then(parse_id))
             }
         };
         let remembered = self.0.remembered.clone();
@@ -109,7 +104,10 @@ impl Control {
         let done = blocking(move || {
             let gone = erasing.erase(&doomed.made).map_err(|error| {
                 let error = pool_error(&doomed.config.name, error);
-                let problem = format!("is forgotten, and was not erased: {error}");
+                let problem = format!(
+                    "is forgotten, and erased in part or not at all: {error}; clear its devices \
+                     yourself (wipefs, or remove the files)"
+                );
                 Error::in_use(format!("pool {}", shown(&doomed.config.name)), problem)
             })?;
             doomed.remove_ring();
@@ -118,11 +116,9 @@ impl Control {
         done.await
     }
 
-    /// Forgets a pool durably, the list of pools last: it is what makes it known at the next start.
+    /// Forgets a pool durably. The list of pools makes it known at the next start: with an error
+    /// before that is written the pool is there whole, with its attachments.
     pub(super) async fn forget_pool(&self, name: &str) -> Result<(), Error> {
-        let attached = self.0.attachments.of_pool(name);
-        let places = attached.iter().map(|one| (name.to_owned(), one.record.volume.clone()));
-        self.0.attachments.remove(places.collect()).await?;
         let (served, regions) = (Arc::clone(&self.0.served), Arc::clone(&self.0.regions));
         let pool = name.to_owned();
         blocking(move || {
@@ -130,9 +126,12 @@ impl Control {
             regions.forget(&pool)
         })
         .await?;
-        self.note_closed(name, false).await?;
         let pool = name.to_owned();
         self.change_remembered(move |list| list.retain(|one| one.name != pool)).await?;
+        self.note_closed(name, false).await?;
+        let attached = self.0.attachments.of_pool(name);
+        let places = attached.iter().map(|one| (name.to_owned(), one.record.volume.clone()));
+        self.0.attachments.remove(places.collect()).await?;
         self.forget_extend(name).await;
         self.0.pools.write().remove(name);
         Ok(())
@@ -177,12 +176,6 @@ fn erased(path: &Path, gone: &[PathBuf], made: &[PathBuf]) -> v1::ErasedDevice {
     let is_in = |list: &[PathBuf]| list.iter().any(|one| one == path);
     let erased = is_in(gone);
     v1::ErasedDevice { path: path.display().to_string(), removed: erased && is_in(made), erased }
-}
-
-/// The paths of a pool's devices that outlive it.
-pub(super) fn paths_of(handle: &PoolHandle) -> Vec<PathBuf> {
-    let devices = handle.devices().into_iter();
-    devices.filter(|one| one.kind != DeviceKind::Memory).map(|one| one.path).collect()
 }
 
 /// The number of volumes and snapshots of a pool that serves.
