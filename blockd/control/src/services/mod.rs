@@ -47,6 +47,8 @@ mod tests;
 #[cfg(test)]
 mod tests_of_adding;
 #[cfg(test)]
+mod tests_of_devices;
+#[cfg(test)]
 mod tests_of_direct;
 #[cfg(test)]
 mod tests_of_snapshots;
