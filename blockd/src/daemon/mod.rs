@@ -232,7 +232,7 @@ impl Daemon {
             }
             Some(Ok(config)) => config,
         };
-        match self.control.take_up_space(&config.pools) {
+        match self.control.apply_space(&config.pools) {
             Err(error) => return tracing::error!(%error, "SIGHUP: all stays as it was configured"),
             Ok(changed) => {
                 for pool in changed {
@@ -246,8 +246,8 @@ impl Daemon {
                 tracing::error!(%error, "SIGHUP: pools that are not open stay as they were")
             }
             Ok(pools) => {
-                for pool in self.control.take_up_unopened(&pools) {
-                    tracing::info!(pool, "SIGHUP: the next opening goes by its new configuration");
+                for pool in self.control.configure_unopened(&pools) {
+                    tracing::info!(pool, "SIGHUP: the next opening uses its new configuration");
                 }
             }
         }

@@ -120,8 +120,8 @@ impl Fold {
                 let left = entries(now.composite_entries);
                 let limit = self.wait.unwrap_or_default();
                 let problem = format!(
-                    "has {left} left after {limit:?}. The daemon goes on folding: wait longer, \
-                     look with --status, or raise fold_rate"
+                    "has {left} left after {limit:?}. The daemon continues to fold: wait longer, \
+                     check with --status, or raise fold_rate"
                 );
                 return Err(Error::in_use(format!("pool {}", answer.name), problem));
             }

@@ -137,7 +137,7 @@ impl Control {
         Ok(())
     }
 
-    /// Takes up which pools the configuration names.
+    /// Sets the names of the pools that the configuration has.
     pub fn set_configured(&self, names: impl IntoIterator<Item = String>) {
         *self.0.configured.write() = names.into_iter().collect();
     }

@@ -1,5 +1,5 @@
-//! Handing a pool on: it is closed in order and forgotten here, and taken up where its devices are
-//! then.
+//! Export and import of pools: a pool is closed in order and forgotten here, and opened and
+//! remembered where its devices are then.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -242,7 +242,7 @@ fn found(pool: &str, paths: &[PathBuf]) -> Result<Found, Error> {
 }
 
 fn device_config(path: &Path) -> Result<DeviceConfig, Error> {
-    let kind = kind_of(path).map_err(|error| Error::file("look at", path, error))?;
+    let kind = kind_of(path).map_err(|error| Error::file("examine", path, error))?;
     let kind = match kind {
         blockd_media::DeviceKind::Pmem(_) => DeviceKind::Pmem(PmemOptions::default()),
         _ => DeviceKind::Auto,

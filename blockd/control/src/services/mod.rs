@@ -99,7 +99,7 @@ pub struct ControlOptions {
     pub node: Option<NodeId>,
     /// How many pools the configuration has.
     pub configured_pools: usize,
-    /// How pools and volumes are looked at.
+    /// The health checks of pools and volumes.
     pub health: HealthConfig,
 }
 

@@ -360,9 +360,9 @@ impl Control {
         Ok(true)
     }
 
-    /// Takes up what the configuration has of pools that are not open: the next opening goes by it.
-    /// Gives the names of those for which something is different now.
-    pub fn take_up_unopened(&self, configured: &[PoolConfig]) -> Vec<String> {
+    /// Applies the configuration to pools that are not open: their next opening uses it. Returns
+    /// the names of those that it changed.
+    pub fn configure_unopened(&self, configured: &[PoolConfig]) -> Vec<String> {
         let mut changed = Vec::new();
         let mut pools = self.0.pools.write();
         let names = self.0.configured.read();

@@ -31,7 +31,7 @@ pub(super) struct StateFile {
 
 impl StateFile {
     pub(super) fn new(folder: &Path, name: &str) -> Self {
-        let advice = "mend it, or remove it to begin without what it lists";
+        let advice = "correct it, or remove it to begin without its entries";
         Self { path: folder.join(name), advice }
     }
 
