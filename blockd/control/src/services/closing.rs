@@ -8,6 +8,7 @@ use blockd_engine::pool::PoolHandle;
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::error::MapperError;
 use blockd_media::error::{Error, shown};
+use blockd_media::units::counted;
 
 use super::attachments::Attachment;
 use super::messages::count;
@@ -324,10 +325,7 @@ fn refuse_attached(pool: &str, attached: &[Arc<Attachment>]) -> Result<(), Error
     let more = if attached.len() > names.len() { ", ..." } else { "" };
     let problem = format!(
         "has {} attached ({}{more}): detach first, or use force",
-        match attached.len() {
-            1 => "1 volume".to_owned(),
-            count => format!("{count} volumes"),
-        },
+        counted(attached.len(), "volume"),
         names.join(", ")
     );
     Err(Error::in_use(format!("pool {}", shown(pool)), problem))

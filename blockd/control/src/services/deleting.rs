@@ -9,6 +9,7 @@ use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::ring_file::ring_path;
 use blockd_media::pool::{Erasing, is_there, ring_dir, storage};
+use blockd_media::units::counted;
 
 use super::closing::How;
 use super::messages::count;
@@ -188,16 +189,12 @@ fn volumes_of(known: &Known) -> (usize, usize) {
 
 /// Refuses a pool with volumes, and one of which that is not known.
 fn refuse_content(known: &Known, volumes: usize, snapshots: usize) -> Result<(), Error> {
-    let some = |number: usize, what: &str| match number {
-        1 => format!("1 {what}"),
-        _ => format!("{number} {what}s"),
-    };
     let problem = match (known.failure(), volumes + snapshots) {
         (None, 0) => return Ok(()),
         (None, _) => format!(
             "has {} and {}: delete them first, or use force",
-            some(volumes, "volume"),
-            some(snapshots, "snapshot")
+            counted(volumes, "volume"),
+            counted(snapshots, "snapshot")
         ),
         (Some(_), _) => "is not open, and may have volumes: open it first, or use force".to_owned(),
     };

@@ -44,17 +44,16 @@ impl Control {
             let problem = "is not open, and can't be left clean: open it first";
             return Err(Error::in_use(format!("pool {}", shown(&name)), problem));
         }
-        let closed = self.close_locked(&name, How::Call { force }).await?;
+        self.close_locked(&name, How::Call { force }).await?;
         let served = Arc::clone(&self.0.served);
         let found = blocking(move || found_again(&known, &served)).await?;
         if !found.newest.clean {
             let problem = "was not closed in order: open it first";
             return Err(Error::in_use(format!("pool {}", shown(&name)), problem));
         }
-        let detached_volumes = match closed.volumes {
-            volumes if volumes.is_empty() => self.attached_of(&name),
-            volumes => volumes,
-        };
+        // With those of a pool that was closed before.
+        let attached = self.0.attachments.of_pool(&name);
+        let detached_volumes = attached.iter().map(|one| one.record.volume.clone()).collect();
         self.forget_pool(&name).await?;
         let text = format!("pool {} was closed and forgotten, to be imported", shown(&name));
         self.events().publish(EventKind::PoolExported, &name, "", text);
@@ -64,11 +63,6 @@ impl Control {
             id: hex(&found.newest.pool_id),
             paths: found.devices.iter().map(|one| one.path.display().to_string()).collect(),
         })
-    }
-
-    /// Names of a pool's attached volumes.
-    fn attached_of(&self, pool: &str) -> Vec<String> {
-        self.0.attachments.of_pool(pool).iter().map(|one| one.record.volume.clone()).collect()
     }
 
     /// Opens a pool that lies on these devices, and remembers it.

@@ -81,6 +81,17 @@ impl StateFile {
         Error::Corrupt { what: self.path.display().to_string(), problem }
     }
 
+    /// Removes the entries that are not to be kept, durably. Writes nothing where all are.
+    pub(super) fn retain<T: Serialize + DeserializeOwned>(
+        &self,
+        keep: impl FnMut(&T) -> bool,
+    ) -> Result<(), Error> {
+        let mut all: Vec<T> = self.read()?;
+        let before = all.len();
+        all.retain(keep);
+        if all.len() == before { Ok(()) } else { self.write(all) }
+    }
+
     /// Replaces the file, durably: a reader sees the former list or this one.
     pub(super) fn write<T: Serialize>(&self, entries: Vec<T>) -> Result<(), Error> {
         let failed = |error| Error::file("write", &self.path, error);

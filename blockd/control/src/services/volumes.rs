@@ -9,7 +9,7 @@ use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_VOLUME_SIZE;
 use blockd_media::error::{Error, shown};
 use blockd_media::names::{check_name, check_new_name};
-use blockd_media::units::{human, to_wire, to_wire_gb};
+use blockd_media::units::{counted, human, to_wire, to_wire_gb};
 
 use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};
@@ -298,8 +298,8 @@ impl Control {
             return Ok(());
         }
         let problem = format!(
-            "has {clients} connection{}: end {} first, or use force",
-            if clients == 1 { "" } else { "s" },
+            "has {}: end {} first, or use force",
+            counted(clients, "connection"),
             if clients == 1 { "it" } else { "them" },
         );
         Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem))
