@@ -3,6 +3,7 @@
 mod binaries;
 pub(crate) mod csi;
 pub(crate) mod neighbours;
+pub(crate) mod operator;
 pub(crate) mod pmem;
 mod programs;
 pub(crate) mod safety;
@@ -38,6 +39,7 @@ pub(crate) fn run(root: &Path, long: bool) -> bool {
     steps.run("unit, integration and documentation tests", || workspace(root));
     let release = command::target_dir(root).join("release");
     steps.run("commands of the documents", || docs::sessions(root, &release));
+    steps.run("steps of an operator", || operator::check(root, &release, false));
     steps.run("loom", || loom(root));
     steps.run("miri", || miri(root));
     programs::run(&mut steps, root, long);
