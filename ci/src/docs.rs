@@ -5,7 +5,7 @@
 
 mod drawing;
 mod page;
-mod session;
+pub(crate) mod session;
 mod words;
 
 use std::path::Path;

@@ -139,6 +139,12 @@ enum Tests {
     Pmem,
     /// Mistakes of an operator, odd devices and odd images: a line for each
     Safety,
+    /// Steps of an operator with every verb of `blockd`, and their expected output
+    Operator {
+        /// Write the output of the steps to their file
+        #[arg(long)]
+        write: bool,
+    },
     /// Attackers and heavy neighbours beside other clients: a simulation of the scheduler, then a
     /// real daemon; arguments go to the latter's binary
     Neighbours(Forwarded),
@@ -277,6 +283,9 @@ fn run(action: &Action) -> Result<bool> {
         }
         Action::Test { what: Some(Tests::Neighbours(rest)), .. } => {
             Ok(test::neighbours::run(root, &rest.arguments))
+        }
+        Action::Test { what: Some(Tests::Operator { write }), .. } => {
+            Ok(test::operator::run(root, *write))
         }
         Action::Test { what: Some(Tests::Safety), .. } => Ok(test::safety::run(root)),
         Action::Test { what: Some(Tests::Pmem), .. } => Ok(test::pmem::run(root)),

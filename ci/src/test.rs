@@ -3,6 +3,7 @@
 mod binaries;
 pub(crate) mod csi;
 pub(crate) mod neighbours;
+pub(crate) mod operator;
 pub(crate) mod pmem;
 mod programs;
 pub(crate) mod safety;
@@ -39,6 +40,7 @@ pub(crate) fn run(root: &Path, long: bool) -> bool {
     let release = command::target_dir(root).join("release");
     steps.run("commands of the documents", || docs::sessions(root, &release));
     steps.run("metrics, by promtool", || rules::metrics::run(root, &release.join("blockd")));
+    steps.run("steps of an operator", || operator::check(root, &release, false));
     steps.run("loom", || loom(root));
     steps.run("miri", || miri(root));
     programs::run(&mut steps, root, long);

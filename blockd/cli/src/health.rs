@@ -6,6 +6,7 @@ use std::time::Duration;
 use blockd_api::v1::{AcknowledgeHealthRequest, Cause, HealthRequest, Severity};
 use blockd_media::clock::wall_ms;
 use blockd_media::error::{Error, ErrorKind, shown};
+use blockd_media::units::counted;
 use serde::Serialize;
 
 use super::answers::date;
@@ -177,10 +178,6 @@ fn subject(severity: i32, causes: Vec<Cause>, [probe, transition]: [i64; 2]) -> 
 
 /// A table of causes, or that there are none.
 fn text(report: &HealthShape, named: bool, context: &Context) -> String {
-    let counted = |count: usize, what: &str| match count {
-        1 => format!("1 {what}"),
-        _ => format!("{count} {what}s"),
-    };
     let all = [(report.pools.len(), "pool"), (report.volumes.len(), "volume")];
     let all = all.map(|(count, what)| counted(count, what)).join(" and ");
     let is_looked_at = |one: &SubjectShape| one.last_probe_unix_ms > 0;

@@ -143,7 +143,7 @@ fn check_folder(path: &Path) -> Result<(), HookError> {
 }
 
 fn look_at(path: &Path) -> Result<Metadata, HookError> {
-    let failed = |source| HookError::Io { what: "look at", path: path.to_owned(), source };
+    let failed = |source| HookError::Io { what: "examine", path: path.to_owned(), source };
     std::fs::metadata(path).map_err(failed)
 }
 

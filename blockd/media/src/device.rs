@@ -27,6 +27,7 @@ use super::room;
 
 use files::{create_file, direct_block, leads_to, open_file, remove_created, sync_folder};
 
+pub use files::same_device;
 pub use lock::{claim_disk, disk_sequence, lock_below, lock_owner};
 pub use spec::{DeviceInfo, DeviceKind, DeviceSpec};
 

@@ -292,7 +292,7 @@ impl Error {
         v1::ErrorDetail { kind, field, value, allowed, message: self.to_string() }
     }
 
-    /// The same error with a word on what it leaves behind.
+    /// The same error with a note on the state that it leaves.
     #[must_use]
     pub fn with_note(&self, note: &str) -> Self {
         let mut detail = self.detail();

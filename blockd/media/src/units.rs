@@ -43,6 +43,18 @@ fn unit_bytes(unit: &str) -> Option<u64> {
     (0..=power).try_fold(1_u64, |bytes, _| bytes.checked_mul(1024))
 }
 
+/// A number of things in words: `1 volume`, `2 volumes`, `3 entries`.
+#[must_use]
+pub fn counted(count: impl std::fmt::Display, what: &str) -> String {
+    let count = count.to_string();
+    match what.strip_suffix('y') {
+        _ if count == "1" => format!("1 {what}"),
+        Some(stem) => format!("{count} {stem}ies"),
+        None if what.ends_with("sh") => format!("{count} {what}es"),
+        None => format!("{count} {what}s"),
+    }
+}
+
 /// The shortest form that [`parse_size`] reads as exactly this size: `10G`, `38797313`.
 #[must_use]
 pub fn exact(bytes: u64) -> String {

@@ -26,7 +26,7 @@ pub fn check(path: Option<&Path>, json: bool) -> Result<ConfigReport, Error> {
     let (config, mut errors) = parse::mistakes(&text, path.as_deref(), &Places::of_process());
     let mut warnings = Vec::new();
     if let Some(config) = &config {
-        let found = surroundings::look(config);
+        let found = surroundings::check(config);
         errors.extend(found.errors);
         warnings = found.warnings;
     }

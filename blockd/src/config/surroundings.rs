@@ -19,7 +19,7 @@ use super::{Config, ListenAddress, TlsConfig, TlsUse};
 pub(super) struct Findings {
     /// The daemon, or a pool, would not start.
     pub(super) errors: Vec<Error>,
-    /// Settings and places with which the daemon starts, and which an operator should look at.
+    /// Settings and places with which the daemon starts, and which an operator should check.
     pub(super) warnings: Vec<String>,
 }
 
@@ -33,8 +33,8 @@ impl Findings {
     }
 }
 
-/// Checks all of them.
-pub(super) fn look(config: &Config) -> Findings {
+/// Checks the places and settings of a configuration.
+pub(super) fn check(config: &Config) -> Findings {
     let mut findings = Findings::default();
     folders(config, &mut findings);
     if let Some(tls) = &config.nbd.tls {
@@ -244,7 +244,7 @@ mod tests {
         let dir = folder.0.to_str().unwrap();
         let start = format!("runtime_dir = \"{dir}\"\nstate_dir = \"{dir}\"\n");
         let text = format!("{start}{}", text.replace("DIR", dir));
-        let findings = look(&Config::parse(&text, None, &Places::of_root()).unwrap());
+        let findings = check(&Config::parse(&text, None, &Places::of_root()).unwrap());
         (findings.errors.iter().map(ToString::to_string).collect(), findings.warnings)
     }
 

@@ -326,7 +326,7 @@ fn each_wrong_space_policy_is_refused_with_file_line_key_value_and_what_is_allow
         ("hook = \"h\"", "5: pool.space.hook is h: must be an absolute path".into()),
         (
             "hook = \"/no/such\"",
-            "5: pool.space.hook is /no/such: must be a program that can be run: look at".into(),
+            "5: pool.space.hook is /no/such: must be a program that can be run: examine".into(),
         ),
         (
             "hook = \"/proc/self/status\"",

@@ -185,9 +185,9 @@ impl Daemon {
         if config.ublk.enabled {
             control.set_ublk(devices(config, &workers, own_namespace)?);
         }
-        notify::send(&[NotifyState::Status("waiting for persistent memory")]);
+        notify::send(&[NotifyState::Status("waiting for persistent memory")]).await;
         settle::settle(config).await;
-        notify::send(&[NotifyState::Status("opening pools")]);
+        notify::send(&[NotifyState::Status("opening pools")]).await;
         notify::extending(open_pools(config, &control)).await?;
         if own_namespace {
             for point in mounts::detach_own_of(&control.names_of_direct_devices().await?) {
@@ -195,7 +195,7 @@ impl Daemon {
             }
         }
         control.forget_attachments_of_missing_volumes().await?;
-        notify::send(&[NotifyState::Status("recovering devices")]);
+        notify::send(&[NotifyState::Status("recovering devices")]).await;
         control.recover_devices().await?;
         let (listeners, addresses) = serve_nbd(sockets.nbd, &control, &serving);
         control.set_nbd_addresses(addresses);
@@ -216,7 +216,7 @@ impl Daemon {
         control.look_at_health().await;
         control.set_ready();
         control.watch_health();
-        notify::send(&[NotifyState::Ready, NotifyState::Status("serving")]);
+        notify::send(&[NotifyState::Ready, NotifyState::Status("serving")]).await;
         let _locks = [runtime_lock, state_lock];
         Ok(Self { control, workers, listeners, stop_control, control_server, _locks })
     }
@@ -232,7 +232,7 @@ impl Daemon {
             }
             Some(Ok(config)) => config,
         };
-        match self.control.take_up_space(&config.pools) {
+        match self.control.apply_space(&config.pools) {
             Err(error) => return tracing::error!(%error, "SIGHUP: all stays as it was configured"),
             Ok(changed) => {
                 for pool in changed {
@@ -246,8 +246,8 @@ impl Daemon {
                 tracing::error!(%error, "SIGHUP: pools that are not open stay as they were")
             }
             Ok(pools) => {
-                for pool in self.control.take_up_unopened(&pools) {
-                    tracing::info!(pool, "SIGHUP: the next opening goes by its new configuration");
+                for pool in self.control.configure_unopened(&pools) {
+                    tracing::info!(pool, "SIGHUP: the next opening uses its new configuration");
                 }
             }
         }
@@ -263,7 +263,7 @@ impl Daemon {
 
     /// Takes nothing new, answers what is in flight, and leaves pools clean. Attachments stay.
     async fn stop(self, limit: Duration) -> Result<(), Error> {
-        notify::send(&[NotifyState::Stopping, NotifyState::Status("draining")]);
+        notify::send(&[NotifyState::Stopping, NotifyState::Status("draining")]).await;
         self.control.stop();
         for listener in self.listeners {
             listener.stop().await;
@@ -394,7 +394,7 @@ async fn watch_pools(control: Control) {
             };
             if reported.insert(name.clone()) {
                 let text = format!("pool {name} has failed: {failure}");
-                notify::send(&[NotifyState::Status(&text)]);
+                notify::send(&[NotifyState::Status(&text)]).await;
                 control.events().publish(EventKind::PoolFailed, &name, "", text);
             }
         }

@@ -1,6 +1,6 @@
 //! Notifications to the service manager.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -14,21 +14,28 @@ use sd_notify::NotifyState;
 /// and a daemon that waits can't end.
 const SEND_LIMIT: Duration = Duration::from_secs(2);
 
-/// Says something to the service manager, if there is one.
-pub(super) fn send(states: &[NotifyState<'_>]) {
-    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    if let Err(error) = send_to(&socket, states) {
+/// Notifies the service manager, if there is one, and returns when the states are sent.
+pub(super) async fn send(states: &[NotifyState<'_>]) {
+    if let Some(socket) = std::env::var_os("NOTIFY_SOCKET") {
+        send_beside(socket, states).await;
+    }
+}
+
+/// Sends on a thread that may block: those of the runtime serve calls.
+async fn send_beside(socket: OsString, states: &[NotifyState<'_>]) {
+    let text: String = states.iter().map(|state| format!("{state}\n")).collect();
+    let sent = tokio::task::spawn_blocking(move || send_to(&socket, &text)).await;
+    if let Err(error) = sent.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
         tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 
-/// Source: `sd_notify(3)`; an address that begins with `@` is an abstract name.
-fn send_to(socket: &OsStr, states: &[NotifyState<'_>]) -> std::io::Result<()> {
+/// Source: `sd_notify(3)`; an address that begins with `@` is an abstract name. Blocks.
+fn send_to(socket: &OsStr, text: &str) -> std::io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
-    let text: String = states.iter().map(|state| format!("{state}\n")).collect();
     let socket = UnixDatagram::unbound()?;
     socket.set_write_timeout(Some(SEND_LIMIT))?;
     socket.send_to_addr(text.as_bytes(), &address).map(drop)
@@ -45,7 +52,7 @@ pub(super) async fn extending<T>(work: impl Future<Output = T>) -> T {
     let extend = async {
         let micros = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
         loop {
-            send(&[NotifyState::ExtendTimeoutUsec(micros)]);
+            send(&[NotifyState::ExtendTimeoutUsec(micros)]).await;
             tokio::time::sleep(EXTENSION_PAUSE).await;
         }
     };
@@ -62,8 +69,7 @@ pub(super) async fn watchdog(control: Control) {
     let pause = limit / 3;
     loop {
         if pools_answer(&control, pause).await {
-            // It may take as long as the limit: not on a thread that serves calls.
-            let _ = tokio::task::spawn_blocking(|| send(&[NotifyState::Watchdog])).await;
+            send(&[NotifyState::Watchdog]).await;
         } else {
             tracing::error!("a pool's thread does not answer");
         }
@@ -86,21 +92,40 @@ async fn pools_answer(control: &Control, limit: Duration) -> bool {
 mod tests {
     use super::*;
 
+    /// Sends until the socket takes no more.
+    fn fill(path: &std::path::Path) {
+        let full = UnixDatagram::unbound().unwrap();
+        full.set_nonblocking(true).unwrap();
+        while full.send_to(b"x", path).is_ok() {}
+    }
+
+    #[tokio::test]
+    async fn a_runtime_thread_serves_others_while_a_notification_is_sent() {
+        let folder = blockd_testkit::folder::Folder::new("notify").unwrap();
+        let path = folder.path().join("notify");
+        let _manager = UnixDatagram::bind(&path).unwrap();
+        fill(&path);
+        let states = [NotifyState::Ready];
+        tokio::select! {
+            biased;
+            () = send_beside(path.into_os_string(), &states) => panic!("it did not wait"),
+            () = tokio::time::sleep(Duration::from_millis(10)) => {}
+        }
+    }
+
     #[test]
     fn a_service_manager_that_does_not_read_holds_nothing_up() {
         let folder = blockd_testkit::folder::Folder::new("notify").unwrap();
         let path = folder.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();
-        let states = [NotifyState::Ready, NotifyState::Watchdog];
-        send_to(path.as_os_str(), &states).unwrap();
+        let text = "READY=1\nWATCHDOG=1\n";
+        send_to(path.as_os_str(), text).unwrap();
         let mut buffer = [0; 64];
         let length = manager.recv(&mut buffer).unwrap();
-        assert_eq!(&buffer[..length], b"READY=1\nWATCHDOG=1\n");
-        let full = UnixDatagram::unbound().unwrap();
-        full.set_nonblocking(true).unwrap();
-        while full.send_to(b"x", &path).is_ok() {}
+        assert_eq!(&buffer[..length], text.as_bytes());
+        fill(&path);
         let (sender, receiver) = std::sync::mpsc::channel();
-        std::thread::spawn(move || sender.send(send_to(path.as_os_str(), &states)));
+        std::thread::spawn(move || sender.send(send_to(path.as_os_str(), text)));
         let result = receiver.recv_timeout(20 * SEND_LIMIT).expect("it hangs");
         assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }

@@ -164,6 +164,20 @@ fn a_pool_of_the_configuration_is_deleted_only_without_its_table() {
     assert_eq!(case.daemon.ok(&["pool", "delete", "m"]), "m: deleted\n");
 }
 
+/// The list of pools can be read, and not replaced.
+#[test]
+fn a_pool_that_could_not_be_forgotten_keeps_its_attachments() {
+    let case = Case::with_data();
+    let blocked = case.daemon.dir.join("pools.json.next");
+    fs::create_dir(&blocked).unwrap();
+    let (_, error) = case.daemon.failure(&["pool", "delete", "--force", "--yes", "w"]);
+    assert!(error.contains("pools.json"), "{error}");
+    fs::remove_dir(&blocked).unwrap();
+    case.daemon.ok(&["pool", "open", "w"]);
+    assert_eq!(case.daemon.json(&["show", "--pool", "w", "data"])["volume"]["attached"], true);
+    super::has_data(&case.daemon, "w");
+}
+
 /// The daemon is killed after it has forgotten the pool, or before: never is there half a pool.
 #[test]
 fn a_pool_is_whole_or_gone_after_a_crash() {

@@ -56,6 +56,91 @@ fn an_imported_pool_is_opened_at_the_next_start_and_an_exported_one_is_not() {
     assert!(case.pool.exists());
 }
 
+/// The list of pools can be read, and not replaced.
+#[test]
+fn a_pool_that_was_not_remembered_is_by_the_next_call() {
+    let mut case = Case::with_data();
+    let blocked = case.daemon.dir.join("pools.json.next");
+    let created = case.daemon.dir.join("c.pool");
+    let path = case.path().to_owned();
+    let create = ["pool", "create", "c", "--path", created.to_str().unwrap(), "--size", "64M"];
+    case.daemon.ok(&["pool", "export", "--force", "w"]);
+    fs::create_dir(&blocked).unwrap();
+    let import = ["pool", "import", "w", &path];
+    for words in [&import[..], &create] {
+        for _ in 0..2 {
+            let (_, error) = case.daemon.failure(words);
+            assert!(error.ends_with("repeat the call"), "{error}");
+        }
+    }
+    fs::remove_dir(&blocked).unwrap();
+    assert_eq!(case.daemon.json(&import)["changed"], false);
+    case.daemon.ok(&create);
+    case.daemon.kill();
+    case.daemon.start_again();
+    has_data(&case.daemon, "w");
+    case.daemon.ok(&["pool", "show", "c"]);
+}
+
+#[test]
+fn another_pool_in_the_place_of_a_closed_one_is_not_exported_for_it() {
+    let case = Case::with_data();
+    case.daemon.ok(&["pool", "close", "--force", "w"]);
+    let mut other = Daemon::start("64M");
+    assert!(other.terminate().success());
+    let moved = case.pool.with_extension("elsewhere");
+    fs::rename(&case.pool, &moved).unwrap();
+    fs::copy(other.dir.join("default.pool"), &case.pool).unwrap();
+    let error = case.refused(&["pool", "export", "w"]);
+    assert!(error.contains("holds another pool"), "{error}");
+    fs::rename(&moved, &case.pool).unwrap();
+    assert_eq!(case.daemon.json(&["pool", "export", "w"])["paths"], json!([case.path()]));
+}
+
+#[test]
+fn a_closed_pool_keeps_its_device_under_every_path() {
+    let case = Case::with_data();
+    case.daemon.ok(&["pool", "close", "--force", "w"]);
+    let link = case.daemon.dir.join("link");
+    std::os::unix::fs::symlink(&case.pool, &link).unwrap();
+    let path = link.to_str().unwrap();
+    for words in [&["pool", "import", "v", path][..], &["pool", "create", "v", "--path", path]] {
+        let error = case.refused(words);
+        assert!(error.contains("belongs to pool w"), "{error}");
+    }
+    case.daemon.ok(&["pool", "open", "w"]);
+    assert_eq!(case.daemon.json(&["pool", "import", "w", path])["changed"], false);
+}
+
+#[test]
+fn a_closed_pool_with_an_unused_spare_is_exported() {
+    let mut case = Case::new();
+    let config = fs::read_to_string(case.daemon.config()).unwrap();
+    let [pool, spare] = ["c.pool", "c.spare"].map(|name| case.daemon.dir.join(name));
+    fs::File::create(&spare).unwrap().set_len(64 << 20).unwrap();
+    let table = format!(
+        "[[pool]]\nname = \"c\"\npath = {pool:?}\nsize = \"64M\"\n\
+         spare_devices = [{spare:?}]\n"
+    );
+    assert!(case.daemon.terminate().success());
+    fs::write(case.daemon.config(), format!("{config}{table}")).unwrap();
+    case.daemon.start_again();
+    case.daemon.ok(&["pool", "close", "c"]);
+    fs::write(case.daemon.config(), config).unwrap();
+    case.daemon.hang_up();
+    let clock = blockd_media::clock::Clock::start();
+    let exported = loop {
+        let output = case.daemon.run(&["--json", "pool", "export", "c"]);
+        if output.status.success() {
+            break serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap();
+        }
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(clock.elapsed() < super::LIMIT, "{complaint}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    };
+    assert_eq!(exported["paths"], json!([pool]));
+}
+
 #[test]
 fn what_is_no_pool_is_not_imported_and_nothing_is_made() {
     let case = Case::new();

@@ -1,7 +1,8 @@
-//! Runs the commands of a page, one after the other, against a daemon in folders of their own.
+//! Runs commands, one after the other, against a daemon in folders of their own: those of a page,
+//! or an operator's.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -13,8 +14,8 @@ use super::words::NOT_RUN;
 /// The beginning of every session.
 const BEGIN: &str = include_str!("session.sh");
 
-/// Seconds for a page; the longest takes less than ten.
-const LIMIT_SECONDS: &str = "120";
+/// Seconds for a session; the longest takes twenty on an idle machine.
+const LIMIT_SECONDS: &str = "300";
 
 /// Places that documents name, and those of a session.
 const PLACES: [(&str, &str); 8] = [
@@ -28,6 +29,46 @@ const PLACES: [(&str, &str); 8] = [
     ("nbd.sock'", "nbd.sock\""),
 ];
 
+/// A session that has ended, and where its files were.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// The output of its commands.
+    pub(crate) output: String,
+    /// The folder on a disk.
+    pub(crate) place: PathBuf,
+    /// The folder on a tmpfs.
+    pub(crate) run: PathBuf,
+}
+
+/// Runs a script behind the beginning of every session, in a shell.
+///
+/// # Errors
+/// When the shell ends with an error, which has the last lines of the session.
+pub(crate) fn run_script(root: &Path, programs: &Path, script: &str) -> Result<Session> {
+    let programs = programs.canonicalize().context("no programs")?;
+    let folder = Folder::new("docs")?;
+    // Delta rings have to be on a tmpfs.
+    let runtime = Folder::below(Path::new("/dev/shm"), "docs")?;
+    fs::create_dir(folder.path().join("state"))?;
+    let file = folder.path().join("session.sh");
+    fs::write(&file, format!("{BEGIN}{script}"))
+        .with_context(|| format!("writing {}", file.display()))?;
+    let log = folder.path().join("session.log");
+    let printed = fs::File::create(&log)?;
+    let mut bash = Command::new("timeout");
+    bash.args([LIMIT_SECONDS, "bash"]).arg(&file).stdin(Stdio::null());
+    bash.env("BLOCKD", programs.join("blockd")).env("BLOCKD_CSI", programs.join("blockd-csi"));
+    bash.env("PLACE", folder.path()).env("RUN", runtime.path()).env("ROOT", root);
+    let status =
+        bash.stdout(printed.try_clone()?).stderr(printed).status().context("starting bash")?;
+    if !status.success() {
+        let (session, daemon) = (tail(&log), tail(&folder.path().join("daemon.log")));
+        bail!("{status}\n{session}\nthe daemon's log:\n{daemon}");
+    }
+    let output = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    Ok(Session { output, place: folder.path().into(), run: runtime.path().into() })
+}
+
 /// Runs the commands of a page and returns their number; a page without any starts no daemon.
 ///
 /// # Errors
@@ -39,23 +80,7 @@ pub(super) fn run(root: &Path, programs: &Path, page: &Page) -> Result<usize> {
     if count + configurations == 0 {
         return Ok(0);
     }
-    let folder = Folder::new("docs")?;
-    // Delta rings have to be on a tmpfs.
-    let runtime = Folder::below(Path::new("/dev/shm"), "docs")?;
-    fs::create_dir(folder.path().join("state"))?;
-    let file = folder.path().join("session.sh");
-    fs::write(&file, script(page)).with_context(|| format!("writing {}", file.display()))?;
-    let log = fs::File::create(folder.path().join("session.log"))?;
-    let mut bash = Command::new("timeout");
-    bash.args([LIMIT_SECONDS, "bash"]).arg(&file).stdin(Stdio::null());
-    bash.env("BLOCKD", programs.join("blockd")).env("BLOCKD_CSI", programs.join("blockd-csi"));
-    bash.env("PLACE", folder.path()).env("RUN", runtime.path()).env("ROOT", root);
-    let status = bash.stdout(log.try_clone()?).stderr(log).status().context("starting bash")?;
-    if !status.success() {
-        let tail = |name: &str| tail(&folder.path().join(name));
-        let (session, daemon) = (tail("session.log"), tail("daemon.log"));
-        bail!("{}: {status}\n{session}\nthe daemon's log:\n{daemon}", page.path);
-    }
+    run_script(root, programs, &script(page)).with_context(|| page.path.clone())?;
     Ok(count + configurations)
 }
 
@@ -68,7 +93,7 @@ fn tail(path: &Path) -> String {
 }
 
 fn script(page: &Page) -> String {
-    let mut script = BEGIN.to_owned();
+    let mut script = String::new();
     let serves = |block: &Block| block.text.contains("blockd serve");
     if !page.blocks.iter().any(serves) {
         script.push_str("systemctl start blockd\n");
@@ -111,10 +136,8 @@ mod tests {
                     blockd pool check /srv/fast.pool   # all of it\n```\n\
                     <!-- not run: no disk -->\n```sh\nls\n```\n";
         let page = Page::read("A.md", text).unwrap();
-        let script = script(&page);
-        let ours = script.strip_prefix(BEGIN).unwrap();
         assert_eq!(
-            ours,
+            script(&page),
             "systemctl start blockd\n: A.md:3\nblockd add --size 1G db\n\
              blockd pool check $PLACE/srv/fast.pool   # all of it\nsystemctl stop blockd\n"
         );

@@ -1,5 +1,7 @@
 //! The picture in characters.
 
+use blockd_media::units::counted;
+
 use super::{Picture, Spot, Use, letter, spots, tone};
 use crate::output::table::{Cell, Side, Table};
 use crate::output::terminal::Terminal;
@@ -34,7 +36,7 @@ pub(crate) fn draw(picture: &Picture, width: Option<usize>, output: &Output) -> 
         text.push_str(&format!(
             "\n{}: a character is {} ({})\n",
             device.path,
-            plural(each, "extent"),
+            counted(each, "extent"),
             output.size(each * picture.extent_bytes),
         ));
         for line in spots.chunks(width) {
@@ -82,10 +84,6 @@ fn legend(picture: &Picture, output: &Output) -> String {
         ]);
     }
     table.render(output.terminal())
-}
-
-fn plural(count: u64, thing: &str) -> String {
-    if count == 1 { format!("1 {thing}") } else { format!("{count} {thing}s") }
 }
 
 #[cfg(test)]

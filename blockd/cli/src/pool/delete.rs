@@ -116,7 +116,7 @@ impl Deleted {
             let what = match (erased, removed) {
                 (_, true) => "the file is removed",
                 (true, false) => "erased, holds no pool any more",
-                (false, false) => "left as it is: it was not there, or held something else",
+                (false, false) => "not erased: it was not there, or is not known to hold the pool",
             };
             text.push_str(&format!("{path}: {what}\n"));
         }

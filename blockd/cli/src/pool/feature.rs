@@ -157,15 +157,15 @@ impl Disable {
                 steps.clear();
                 return refused(format!(
                     "has {left} that could not be folded: `blockd pool fold --status` and the \
-                     daemon's log say more; repeat the command once that is mended"
+                     daemon's log say more; repeat the command once the cause is removed"
                 ));
             }
             if self.wait.is_some_and(|limit| begun.elapsed() >= limit) {
                 steps.clear();
                 let limit = self.wait.unwrap_or_default();
                 return refused(format!(
-                    "has {left} left after {limit:?}. The daemon goes on folding: wait longer, \
-                     look with `blockd pool feature list`, or raise fold_rate"
+                    "has {left} left after {limit:?}. The daemon continues to fold: wait longer, \
+                     check with `blockd pool feature list`, or raise fold_rate"
                 ));
             }
             let folded = now.folded.saturating_sub(folded_before);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use blockd_api::v1::{FoldPoolRequest, FoldPoolResponse, PoolFolds};
 use blockd_media::clock::Clock;
 use blockd_media::error::Error;
+use blockd_media::units::counted;
 use serde::Serialize;
 
 use super::super::duration::duration;
@@ -120,8 +121,8 @@ impl Fold {
                 let left = entries(now.composite_entries);
                 let limit = self.wait.unwrap_or_default();
                 let problem = format!(
-                    "has {left} left after {limit:?}. The daemon goes on folding: wait longer, \
-                     look with --status, or raise fold_rate"
+                    "has {left} left after {limit:?}. The daemon continues to fold: wait longer, \
+                     check with --status, or raise fold_rate"
                 );
                 return Err(Error::in_use(format!("pool {}", answer.name), problem));
             }
@@ -161,10 +162,7 @@ impl Folded {
 }
 
 pub(super) fn entries(count: u64) -> String {
-    match count {
-        1 => "1 composite entry".to_owned(),
-        count => format!("{count} composite entries"),
-    }
+    counted(count, "composite entry")
 }
 
 /// The figures of an answer; none of a daemon that sends none.

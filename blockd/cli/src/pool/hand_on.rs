@@ -26,10 +26,10 @@ pub(crate) struct Export {
     pub force: bool,
 }
 
-/// Take up a pool that lies on these files or disks
+/// Open a pool that lies on these files or disks, and remember it
 ///
-/// The daemon opens it and remembers it for its next start. Its volumes are not attached. The name
-/// is free to choose: names are not on the media. Refused when another host has the pool open, or
+/// The next start of the daemon opens it too. Its volumes are not attached. The name is free to
+/// choose: names are not on the media. Refused when another host has the pool open, or
 /// has not closed it. (`blockd import` is for volumes.)
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool import fast /dev/sdb")]

@@ -84,7 +84,6 @@ const HELP: [&str; 20] = [
     "         l latency, m space",
     "p        pause, and go on",
     "j k      down, up        h  this help        q  quit",
-    "",
     "A wider screen shows more columns.",
     "P50, P99  median and 99th percentile of the last second,",
     "          from a request's arrival to its answer",
@@ -98,6 +97,7 @@ const HELP: [&str; 20] = [
     "LIMIT     the larger share used of the volume's limits",
     "FILLS/S   bytes written for the first time",
     "WAITING   volumes with writes that wait for space",
+    "OWN ...   IO of the pool itself: log, metadata, folds",
     "QUEUE     mean requests in flight on the device; NOW: now",
 ];
 

@@ -160,15 +160,17 @@ fn volume_stats(seconds: u64) -> Vec<v1::VolumeStats> {
 /// A name as the CSI plugin makes them.
 const CLAIM: &str = "pvc-5b1f7c1e-8a0d-4ad6-9c57-d3c4b5a1f0e2";
 
+/// A device with the reads and writes of the pool itself, and all requests of a second.
 fn device(
     pool: &str,
     path: &str,
     reads: (u64, u64),
     writes: (u64, u64),
+    all: u64,
     seconds: u64,
 ) -> v1::DeviceStats {
     let both = |(count, bytes)| (sum(count, seconds), sum(bytes, seconds));
-    let count = reads.0 + writes.0;
+    let count = all;
     let times =
         [(112 * US, count * 7 / 10), (448 * US, count * 28 / 100), (3_584 * US, count / 50)];
     v1::DeviceStats {
@@ -312,15 +314,17 @@ fn answers(seconds: u64) -> Answers {
             volumes: volume_stats(seconds),
             resident_bytes: 80 << 20,
             devices: vec![
-                device("archive", "/srv/archive.pool", (4, MIB), (1_730, 215 * MIB), seconds),
+                device("archive", "/srv/archive.pool", (4, MIB), (96, 2 * MIB), 1_734, seconds),
+                // Folds copy many extents.
                 device(
                     "default",
                     "/dev/vdb",
-                    (90_100, 1011 * MIB + MIB / 5),
-                    (7_000, 61 * MIB),
+                    (4_045, 1011 * MIB + MIB / 5),
+                    (4_390, 1013 * MIB),
+                    97_100,
                     seconds,
                 ),
-                device("default", "/dev/vdc", (21_300, 200 * MIB), (3_300, 25 * MIB), seconds),
+                device("default", "/dev/vdc", (12, 3 * MIB), (310, 5 * MIB), 24_600, seconds),
             ],
             ..Default::default()
         },

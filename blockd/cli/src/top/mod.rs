@@ -40,6 +40,9 @@ use model::{Answers, Snapshot};
 /// volume's limits, for space in a full pool, or for IO memory. Stages have mean times of all
 /// requests, which add up to the total, and percentiles of the requests that were in them.
 ///
+/// Of devices, OWN columns count the pool's own IO: log, metadata and folds. Latency, queue and
+/// errors are those of the clients' IO too. IO of clients is counted by volume.
+///
 /// With --json, or where the output is no terminal, a snapshot each second. NO_COLOR disables
 /// colours.
 #[derive(Debug, clap::Args)]

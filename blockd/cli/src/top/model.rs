@@ -150,7 +150,8 @@ impl VolumeRow {
     }
 }
 
-/// A device of a pool, and the IO that it gets.
+/// A device of a pool, and its IO. Operations and bytes are those of the pool itself: log, metadata
+/// and folds. Latency, requests in flight and errors are those of clients too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct DeviceRow {
     pub pool: String,

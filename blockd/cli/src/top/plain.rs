@@ -145,11 +145,11 @@ fn devices(snapshot: &Snapshot, output: &Output) -> Table {
     let mut table = Table::new(&[
         ("device", Side::Left),
         ("pool", Side::Left),
-        ("read/s", Side::Right),
-        ("write/s", Side::Right),
-        ("flush/s", Side::Right),
-        ("read B/s", Side::Right),
-        ("write B/s", Side::Right),
+        ("own read/s", Side::Right),
+        ("own write/s", Side::Right),
+        ("own flush/s", Side::Right),
+        ("own read B/s", Side::Right),
+        ("own write B/s", Side::Right),
         ("latency", Side::Right),
         ("in flight", Side::Right),
         ("errors", Side::Right),
@@ -225,7 +225,8 @@ HELD BACK           TURN   LIMIT  SPACE  MEMORY  NOW
 archive (snapshot)     -       -      -       -    0
 data                   -  90.0 %      -       -    1
 
-DEVICE  POOL  READ/S  WRITE/S  FLUSH/S  READ B/S  WRITE B/S  LATENCY  IN FLIGHT  ERRORS
+DEVICE  POOL  OWN READ/S  OWN WRITE/S  OWN FLUSH/S  OWN READ B/S  OWN WRITE B/S  LATENCY  IN FLIGHT  \
+         ERRORS
 
 CLIENT  VOLUME  POOL  WORKER  IN FLIGHT  MODE
 

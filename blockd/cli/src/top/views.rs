@@ -2,7 +2,7 @@
 
 use super::grid::{Cell, Column, Content, Grid, Kind};
 use super::history::{History, Key};
-use super::model::{ClientRow, DeviceRow, PoolRow, Snapshot, VolumeRow};
+use super::model::{ClientRow, PoolRow, Snapshot, VolumeRow};
 use super::rates::{Latency, STAGES};
 use super::sort::Sort;
 use super::values::{self, Forms};
@@ -15,6 +15,39 @@ const NEARLY_ALL: u64 = 900;
 
 /// A column: title, kind, rank and the order of which it is the key.
 type Described = (&'static str, Kind, u8, Option<Sort>);
+
+/// Makes the cell of a row.
+type CellOf<'a, R> = Box<dyn Fn(&R) -> Cell + 'a>;
+
+/// The rows of a table, and its columns with their cells.
+struct Columns<'a, R> {
+    rows: &'a [R],
+    columns: Vec<Described>,
+    cells: Vec<CellOf<'a, R>>,
+}
+
+impl<'a, R> Columns<'a, R> {
+    fn of(rows: &'a [R]) -> Self {
+        Self { rows, columns: Vec::new(), cells: Vec::new() }
+    }
+
+    fn with(
+        mut self,
+        title: &'static str,
+        kind: Kind,
+        (rank, sort): (u8, Option<Sort>),
+        cell: impl Fn(&R) -> Cell + 'a,
+    ) -> Self {
+        self.columns.push((title, kind, rank, sort));
+        self.cells.push(Box::new(cell));
+        self
+    }
+
+    fn grid(self) -> Grid {
+        let row = |row: &R| self.cells.iter().map(|cell| cell(row)).collect();
+        grid(&self.columns, self.rows.iter().map(row).collect())
+    }
+}
 
 fn grid(columns: &[Described], rows: Vec<Vec<Cell>>) -> Grid {
     let column = |&(title, kind, rank, sort): &Described| Column { title, kind, rank, sort };
@@ -93,121 +126,91 @@ fn state(pool: &PoolRow) -> Cell {
     words(state).toned(space_tone(pool))
 }
 
+/// The used share of a pool.
+fn full(pool: &PoolRow) -> Cell {
+    bar(thousandths(pool.used_bytes, pool.size_bytes)).toned(space_tone(pool))
+}
+
 /// How full pools are, how fast they fill, and their load.
 pub(super) fn pools(snapshot: &Snapshot, history: &History) -> Grid {
-    let columns = [
-        ("POOL", Kind::Words, 0, Some(Sort::Name)),
-        ("STATE", Kind::Words, 2, None),
-        ("FULL", Kind::Drawing, 4, None),
-        ("USED", Kind::Number, 0, Some(Sort::Space)),
-        ("SHARE", Kind::Number, 3, None),
-        ("FREE", Kind::Number, 1, None),
-        ("SIZE", Kind::Number, 6, None),
-        ("PROMISED", Kind::Number, 7, None),
-        ("FILLS/S", Kind::Number, 2, None),
-        ("FULL IN", Kind::Number, 1, None),
-        ("IOPS", Kind::Number, 5, Some(Sort::Operations)),
-        ("BYTES/S", Kind::Number, 8, Some(Sort::Bytes)),
-        ("LATELY", Kind::Drawing, 9, None),
-    ];
-    let row = |pool: &PoolRow| {
-        let share = thousandths(pool.used_bytes, pool.size_bytes);
-        let mut full = bar(share);
-        full.tone = space_tone(pool);
-        vec![
-            words(&pool.name),
-            state(pool),
-            full,
-            size(pool.used_bytes),
-            number(values::share(pool.used_bytes, pool.size_bytes)),
-            size(pool.free_bytes),
-            size(pool.size_bytes),
-            size(pool.promised_bytes),
-            size(pool.write_rate_bytes),
-            number(values::only(pool.full_in())).toned(space_tone(pool)),
-            count(pool.operations_per_second),
-            size(pool.bytes_per_second),
-            series(history, &Key::Pool(pool.name.clone())),
-        ]
-    };
-    grid(&columns, snapshot.pools.iter().map(row).collect())
+    Columns::of(&snapshot.pools)
+        .with("POOL", Kind::Words, (0, Some(Sort::Name)), |pool| words(&pool.name))
+        .with("STATE", Kind::Words, (2, None), state)
+        .with("FULL", Kind::Drawing, (4, None), full)
+        .with("USED", Kind::Number, (0, Some(Sort::Space)), |pool| size(pool.used_bytes))
+        .with("SHARE", Kind::Number, (3, None), |pool| {
+            number(values::share(pool.used_bytes, pool.size_bytes))
+        })
+        .with("FREE", Kind::Number, (1, None), |pool| size(pool.free_bytes))
+        .with("SIZE", Kind::Number, (6, None), |pool| size(pool.size_bytes))
+        .with("PROMISED", Kind::Number, (7, None), |pool| size(pool.promised_bytes))
+        .with("FILLS/S", Kind::Number, (2, None), |pool| size(pool.write_rate_bytes))
+        .with("FULL IN", Kind::Number, (1, None), |pool| {
+            number(values::only(pool.full_in())).toned(space_tone(pool))
+        })
+        .with("IOPS", Kind::Number, (5, Some(Sort::Operations)), |pool| {
+            count(pool.operations_per_second)
+        })
+        .with("BYTES/S", Kind::Number, (8, Some(Sort::Bytes)), |pool| size(pool.bytes_per_second))
+        .with("LATELY", Kind::Drawing, (9, None), |pool| {
+            series(history, &Key::Pool(pool.name.clone()))
+        })
+        .grid()
 }
 
 /// Marks of pools, and the volumes that a lack of space stops.
 pub(super) fn marks(snapshot: &Snapshot) -> Grid {
-    let columns = [
-        ("SPACE", Kind::Words, 0, Some(Sort::Name)),
-        ("LOW BELOW", Kind::Number, 1, None),
-        ("VERY LOW", Kind::Number, 2, None),
-        ("WAITING", Kind::Number, 0, None),
-        ("SLOWED", Kind::Number, 0, None),
-        ("TO RECLAIM", Kind::Number, 3, None),
-        ("VOLUMES", Kind::Number, 4, None),
-        ("SNAPSHOTS", Kind::Number, 5, None),
-    ];
-    let row = |pool: &PoolRow| {
-        let stopped = |volumes: u32, tone| {
-            count(volumes.into()).toned(if volumes > 0 { tone } else { Tone::Dim })
-        };
-        vec![
-            words(&pool.name),
-            size(pool.low_bytes),
-            size(pool.very_low_bytes),
-            stopped(pool.waiting_volumes, Tone::Bad),
-            stopped(pool.slowed_volumes, Tone::Warning),
-            size(pool.releasing_bytes),
-            count(pool.volume_count.saturating_sub(pool.snapshot_count).into()),
-            count(pool.snapshot_count.into()),
-        ]
+    let stopped = |volumes: u32, tone| {
+        count(volumes.into()).toned(if volumes > 0 { tone } else { Tone::Dim })
     };
-    grid(&columns, snapshot.pools.iter().map(row).collect())
+    Columns::of(&snapshot.pools)
+        .with("SPACE", Kind::Words, (0, Some(Sort::Name)), |pool| words(&pool.name))
+        .with("LOW BELOW", Kind::Number, (1, None), |pool| size(pool.low_bytes))
+        .with("VERY LOW", Kind::Number, (2, None), |pool| size(pool.very_low_bytes))
+        .with("WAITING", Kind::Number, (0, None), |pool| stopped(pool.waiting_volumes, Tone::Bad))
+        .with("SLOWED", Kind::Number, (0, None), |pool| stopped(pool.slowed_volumes, Tone::Warning))
+        .with("TO RECLAIM", Kind::Number, (3, None), |pool| size(pool.releasing_bytes))
+        .with("VOLUMES", Kind::Number, (4, None), |pool| {
+            count(pool.volume_count.saturating_sub(pool.snapshot_count).into())
+        })
+        .with("SNAPSHOTS", Kind::Number, (5, None), |pool| count(pool.snapshot_count.into()))
+        .grid()
 }
 
 /// The load of volumes.
 pub(super) fn volumes(snapshot: &Snapshot, history: &History) -> Grid {
-    let columns = [
-        ("VOLUME", Kind::Words, 0, Some(Sort::Name)),
-        ("POOL", Kind::Words, 5, None),
-        ("IOPS", Kind::Number, 0, Some(Sort::Operations)),
-        ("LATELY", Kind::Drawing, 7, None),
-        ("READ/S", Kind::Number, 9, None),
-        ("WRITE/S", Kind::Number, 9, None),
-        ("R B/S", Kind::Number, 0, Some(Sort::Bytes)),
-        ("W B/S", Kind::Number, 0, Some(Sort::Bytes)),
-        ("P50", Kind::Number, 3, None),
-        ("P99", Kind::Number, 1, Some(Sort::Latency)),
-        ("HELD", Kind::Number, 2, None),
-        ("LIMIT", Kind::Drawing, 8, None),
-        ("MAPPED", Kind::Number, 4, Some(Sort::Space)),
-        ("SIZE", Kind::Number, 10, None),
-        ("CONN", Kind::Number, 11, None),
-        ("PARKED", Kind::Number, 6, None),
-        ("ERRORS", Kind::Number, 12, None),
-    ];
-    let row = |volume: &VolumeRow| {
-        let total = volume.total();
-        let (p50, p99) = total.map_or((0, 0), |total| (total.p50_ns, total.p99_ns));
-        vec![
-            words(volume.label()),
-            words(&volume.pool),
-            count(volume.operations_per_second),
-            series(history, &Key::Volume(volume.pool.clone(), volume.name.clone())),
-            count(volume.reads_per_second),
-            count(volume.writes_per_second),
-            size(volume.read_bytes_per_second),
-            size(volume.write_bytes_per_second),
-            time(p50),
-            time(p99),
-            held(volume.held_back().0),
-            bar(volume.limit_thousandths()),
-            size(volume.mapped_bytes),
-            size(volume.size_bytes),
-            count(volume.connections.into()),
-            count(volume.parked).toned(if volume.parked > 0 { Tone::Warning } else { Tone::Dim }),
-            errors(volume.errors),
-        ]
-    };
-    grid(&columns, snapshot.volumes.iter().map(row).collect())
+    let total = |volume: &VolumeRow, of: &dyn Fn(&Latency) -> u64| volume.total().map_or(0, of);
+    Columns::of(&snapshot.volumes)
+        .with("VOLUME", Kind::Words, (0, Some(Sort::Name)), |volume| words(volume.label()))
+        .with("POOL", Kind::Words, (5, None), |volume| words(&volume.pool))
+        .with("IOPS", Kind::Number, (0, Some(Sort::Operations)), |volume| {
+            count(volume.operations_per_second)
+        })
+        .with("LATELY", Kind::Drawing, (7, None), |volume| {
+            series(history, &Key::Volume(volume.pool.clone(), volume.name.clone()))
+        })
+        .with("READ/S", Kind::Number, (9, None), |volume| count(volume.reads_per_second))
+        .with("WRITE/S", Kind::Number, (9, None), |volume| count(volume.writes_per_second))
+        .with("R B/S", Kind::Number, (0, Some(Sort::Bytes)), |volume| {
+            size(volume.read_bytes_per_second)
+        })
+        .with("W B/S", Kind::Number, (0, Some(Sort::Bytes)), |volume| {
+            size(volume.write_bytes_per_second)
+        })
+        .with("P50", Kind::Number, (3, None), |volume| time(total(volume, &|one| one.p50_ns)))
+        .with("P99", Kind::Number, (1, Some(Sort::Latency)), |volume| {
+            time(total(volume, &|one| one.p99_ns))
+        })
+        .with("HELD", Kind::Number, (2, None), |volume| held(volume.held_back().0))
+        .with("LIMIT", Kind::Drawing, (8, None), |volume| bar(volume.limit_thousandths()))
+        .with("MAPPED", Kind::Number, (4, Some(Sort::Space)), |volume| size(volume.mapped_bytes))
+        .with("SIZE", Kind::Number, (10, None), |volume| size(volume.size_bytes))
+        .with("CONN", Kind::Number, (11, None), |volume| count(volume.connections.into()))
+        .with("PARKED", Kind::Number, (6, None), |volume| {
+            count(volume.parked).toned(if volume.parked > 0 { Tone::Warning } else { Tone::Dim })
+        })
+        .with("ERRORS", Kind::Number, (12, None), |volume| errors(volume.errors))
+        .grid()
 }
 
 fn time(ns: u64) -> Cell {
@@ -282,87 +285,72 @@ pub(super) fn stages(snapshot: &Snapshot) -> Grid {
 
 /// The devices of pools.
 pub(super) fn devices(snapshot: &Snapshot, history: &History) -> Grid {
-    let columns = [
-        ("DEVICE", Kind::Words, 0, Some(Sort::Name)),
-        ("POOL", Kind::Words, 3, None),
-        ("IOPS", Kind::Number, 0, Some(Sort::Operations)),
-        ("LATELY", Kind::Drawing, 6, None),
-        ("READ/S", Kind::Number, 7, None),
-        ("WRITE/S", Kind::Number, 7, None),
-        ("FLUSH/S", Kind::Number, 5, None),
-        ("R B/S", Kind::Number, 0, Some(Sort::Bytes)),
-        ("W B/S", Kind::Number, 0, Some(Sort::Bytes)),
-        ("P50", Kind::Number, 2, None),
-        ("P99", Kind::Number, 1, Some(Sort::Latency)),
-        ("NOW", Kind::Number, 4, None),
-        ("QUEUE", Kind::Number, 2, None),
-        ("SIZE", Kind::Number, 8, Some(Sort::Space)),
-        ("ERRORS", Kind::Number, 1, None),
-    ];
-    let row = |device: &DeviceRow| {
-        let rate = device.reads_per_second.saturating_add(device.writes_per_second);
-        let name = if device.path.is_empty() { "memory" } else { &device.path };
-        vec![
-            words(name),
-            words(&device.pool),
-            count(rate),
-            series(history, &Key::Device(device.pool.clone(), device.path.clone())),
-            count(device.reads_per_second),
-            count(device.writes_per_second),
-            count(device.flushes_per_second),
-            size(device.read_bytes_per_second),
-            size(device.write_bytes_per_second),
-            time(device.p50_ns),
-            time(device.p99_ns),
-            count(device.in_flight),
-            number(values::thousandths(device.mean_in_flight_thousandths)),
-            size(device.size_bytes),
-            errors(device.errors),
-        ]
-    };
-    grid(&columns, snapshot.devices.iter().map(row).collect())
+    Columns::of(&snapshot.devices)
+        .with("DEVICE", Kind::Words, (0, Some(Sort::Name)), |device| {
+            words(if device.path.is_empty() { "memory" } else { &device.path })
+        })
+        .with("POOL", Kind::Words, (3, None), |device| words(&device.pool))
+        .with("OWN/S", Kind::Number, (0, Some(Sort::Operations)), |device| {
+            count(device.reads_per_second.saturating_add(device.writes_per_second))
+        })
+        .with("LATELY", Kind::Drawing, (6, None), |device| {
+            series(history, &Key::Device(device.pool.clone(), device.path.clone()))
+        })
+        .with("OWN R/S", Kind::Number, (7, None), |device| count(device.reads_per_second))
+        .with("OWN W/S", Kind::Number, (7, None), |device| count(device.writes_per_second))
+        .with("OWN F/S", Kind::Number, (5, None), |device| count(device.flushes_per_second))
+        .with("OWN R B/S", Kind::Number, (0, Some(Sort::Bytes)), |device| {
+            size(device.read_bytes_per_second)
+        })
+        .with("OWN W B/S", Kind::Number, (0, Some(Sort::Bytes)), |device| {
+            size(device.write_bytes_per_second)
+        })
+        .with("P50", Kind::Number, (2, None), |device| time(device.p50_ns))
+        .with("P99", Kind::Number, (1, Some(Sort::Latency)), |device| time(device.p99_ns))
+        .with("NOW", Kind::Number, (4, None), |device| count(device.in_flight))
+        .with("QUEUE", Kind::Number, (2, None), |device| {
+            number(values::thousandths(device.mean_in_flight_thousandths))
+        })
+        .with("SIZE", Kind::Number, (8, Some(Sort::Space)), |device| size(device.size_bytes))
+        .with("ERRORS", Kind::Number, (1, None), |device| errors(device.errors))
+        .grid()
 }
 
 /// The clients of volumes, with the load of the volume beside them.
 pub(super) fn clients(snapshot: &Snapshot, history: &History) -> Grid {
-    let columns = [
-        ("CLIENT", Kind::Words, 0, Some(Sort::Name)),
-        ("VOLUME", Kind::Words, 0, None),
-        ("POOL", Kind::Words, 3, None),
-        ("IN FLIGHT", Kind::Number, 0, Some(Sort::Operations)),
-        ("LATELY", Kind::Drawing, 4, None),
-        ("WORKER", Kind::Number, 2, None),
-        ("MODE", Kind::Words, 1, None),
-        ("TLS", Kind::Words, 5, None),
-        ("VOL IOPS", Kind::Number, 6, None),
-        ("VOL B/S", Kind::Number, 7, None),
-        ("VOL HELD", Kind::Number, 2, None),
-    ];
-    let row = |client: &ClientRow| {
+    let rate = |client: &ClientRow, of: &dyn Fn(&VolumeRow) -> u64| {
         let is_its =
             |volume: &&VolumeRow| (&volume.pool, &volume.name) == (&client.pool, &client.volume);
-        let volume = snapshot.volumes.iter().find(is_its);
-        let rate = |of: &dyn Fn(&VolumeRow) -> u64| volume.map_or(0, of);
-        let known = |figure: Option<u32>| match figure {
-            Some(figure) => count(figure.into()),
-            None => number(values::only("-")).toned(Tone::Dim),
-        };
-        vec![
-            words(&client.client),
-            words(&client.volume),
-            words(&client.pool),
-            known(client.in_flight),
-            match client.in_flight {
-                Some(_) => series(history, &Key::Client(client.key())),
-                None => bar(None),
-            },
-            known(client.worker),
-            words(if client.read_only { "read-only" } else { "read-write" }),
-            words(if client.tls { "yes" } else { "no" }),
-            count(rate(&|volume| volume.operations_per_second)),
-            size(rate(&|one| one.read_bytes_per_second + one.write_bytes_per_second)),
-            held(rate(&|volume| volume.held_back().0)),
-        ]
+        snapshot.volumes.iter().find(is_its).map_or(0, of)
     };
-    grid(&columns, snapshot.clients.iter().map(row).collect())
+    let known = |figure: Option<u32>| match figure {
+        Some(figure) => count(figure.into()),
+        None => number(values::only("-")).toned(Tone::Dim),
+    };
+    Columns::of(&snapshot.clients)
+        .with("CLIENT", Kind::Words, (0, Some(Sort::Name)), |client| words(&client.client))
+        .with("VOLUME", Kind::Words, (0, None), |client| words(&client.volume))
+        .with("POOL", Kind::Words, (3, None), |client| words(&client.pool))
+        .with("IN FLIGHT", Kind::Number, (0, Some(Sort::Operations)), |client| {
+            known(client.in_flight)
+        })
+        .with("LATELY", Kind::Drawing, (4, None), |client| match client.in_flight {
+            Some(_) => series(history, &Key::Client(client.key())),
+            None => bar(None),
+        })
+        .with("WORKER", Kind::Number, (2, None), |client| known(client.worker))
+        .with("MODE", Kind::Words, (1, None), |client| {
+            words(if client.read_only { "read-only" } else { "read-write" })
+        })
+        .with("TLS", Kind::Words, (5, None), |client| words(if client.tls { "yes" } else { "no" }))
+        .with("VOL IOPS", Kind::Number, (6, None), |client| {
+            count(rate(client, &|volume| volume.operations_per_second))
+        })
+        .with("VOL B/S", Kind::Number, (7, None), |client| {
+            size(rate(client, &|one| one.read_bytes_per_second + one.write_bytes_per_second))
+        })
+        .with("VOL HELD", Kind::Number, (2, None), |client| {
+            held(rate(client, &|volume| volume.held_back().0))
+        })
+        .grid()
 }

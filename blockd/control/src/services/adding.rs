@@ -128,7 +128,7 @@ impl Control {
         Ok(())
     }
 
-    /// Takes back the parts that are done. Returns the error with a word on the result.
+    /// Takes back the parts that are done. Returns the error and the state that results.
     async fn undo(
         &self,
         pool: &PoolHandle,
@@ -137,6 +137,10 @@ impl Control {
         error: &Error,
     ) -> Error {
         let undone = match done {
+            // Without its volume, a device would serve errors.
+            Done { created: true, .. } if self.is_attached(pool.name(), &volume.name) => {
+                Err(Error::in_use(format!("volume {}", shown(&volume.name)), "is attached"))
+            }
             Done { created: true, .. } => {
                 self.delete_locked(pool, volume, &v1::Volume::default()).await
             }
@@ -179,7 +183,7 @@ impl Control {
     }
 }
 
-/// A word on the state after an error.
+/// The state after an error.
 const UNCHANGED: &str = "nothing was changed";
 
 /// The error of a part that nothing preceded.

@@ -124,6 +124,12 @@ impl Attachments {
         self.0.present.read().get(&(pool.to_owned(), volume.to_owned())).map(Arc::clone)
     }
 
+    /// Has some of the next changes fail.
+    #[cfg(test)]
+    pub(super) fn fail<const N: usize>(&self, changes: [bool; N]) {
+        self.0.log.lock().failing = changes.into();
+    }
+
     /// Numbers of all block devices that are remembered.
     pub(super) fn devices(&self) -> Vec<u32> {
         self.list().iter().filter_map(|one| one.record.ublk?.device).collect()

@@ -2,8 +2,8 @@
 //!
 //! Clients on gRPC's C core, as those in Python, send the path of a Unix socket as the authority,
 //! percent-encoded. An authority must not be percent-encoded, so the HTTP/2 library refuses such
-//! requests before anything else sees them. The authority means nothing here: what is wrong in it
-//! is replaced on the way, by bytes that take the same space, so that the header tables of both
+//! requests before anything else sees them. The authority means nothing here: its invalid
+//! bytes are replaced on the way by others of the same length, so that the header tables of both
 //! sides stay equal.
 
 use std::io;
@@ -146,7 +146,7 @@ impl Frames {
                 self.passed = length;
                 out.append(&mut self.frame);
             } else if self.frame.len() == HEAD_BYTES + length {
-                mend_frame(&mut self.frame);
+                sanitize_frame(&mut self.frame);
                 out.append(&mut self.frame);
             }
         }
@@ -157,9 +157,9 @@ fn payload_bytes(head: &[u8]) -> usize {
     head[..3].iter().fold(0, |length, byte| (length << 8) | usize::from(*byte))
 }
 
-/// Mends the headers of a frame. Those that go on in another frame are mended as far as they are
-/// here: an authority is among the first.
-fn mend_frame(frame: &mut [u8]) {
+/// Replaces the invalid bytes of authorities in the headers of a frame. Headers that continue in
+/// another frame are examined as far as they are here: an authority is among the first.
+fn sanitize_frame(frame: &mut [u8]) {
     let flags = frame[4];
     let mut fields = HEAD_BYTES..frame.len();
     if flags & FLAG_PADDED != 0 {
@@ -171,7 +171,7 @@ fn mend_frame(frame: &mut [u8]) {
     }
     let Some(fields) = frame.get_mut(fields) else { return };
     let mut at = 0;
-    while let Some(next) = mend_field(fields, at) {
+    while let Some(next) = sanitize_field(fields, at) {
         at = next;
     }
 }
@@ -182,8 +182,9 @@ const AUTHORITY_CODED: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f]
 /// Its position in the table that all clients have.
 const AUTHORITY_INDEX: usize = 1;
 
-/// Mends a field if it is an authority (RFC 7541, section 6). Returns the position of the next one.
-fn mend_field(fields: &mut [u8], at: usize) -> Option<usize> {
+/// Replaces the invalid bytes of a field that is an authority (RFC 7541, section 6). Returns the
+/// position of the next field.
+fn sanitize_field(fields: &mut [u8], at: usize) -> Option<usize> {
     let bits = match *fields.get(at)? {
         0x80.. => return Some(number(fields, at, 7)?.1),
         0x40.. => 6,
@@ -201,7 +202,7 @@ fn mend_field(fields: &mut [u8], at: usize) -> Option<usize> {
     let value = text(fields, at)?;
     let bytes = &mut fields[value.bytes.clone()];
     match (is_authority, value.coded) {
-        (true, true) => mend_coded(bytes),
+        (true, true) => sanitize_coded(bytes),
         (true, false) => bytes.iter_mut().filter(|byte| b"%/".contains(byte)).for_each(|byte| {
             *byte = b'-';
         }),
@@ -255,7 +256,8 @@ const CODE_BITS: usize = 6;
 /// characters that no authority has.
 const LAST_CODES: [(usize, usize); 4] = [(5, 0x09), (6, 0x2d), (7, 0x7b), (8, 0xfd)];
 
-fn mend_coded(bytes: &mut [u8]) {
+/// Replaces the invalid characters of an authority in Huffman code.
+fn sanitize_coded(bytes: &mut [u8]) {
     let mut at = 0;
     loop {
         let code_at = |bytes: &[u8], count: usize| {
@@ -347,28 +349,28 @@ mod tests {
         [path.as_slice(), authority, &[0x83, 0x86], &rest].concat()
     }
 
-    fn mended(mut fields: Vec<u8>) -> Vec<u8> {
+    fn sanitized(mut fields: Vec<u8>) -> Vec<u8> {
         let mut whole = frame(HEADERS, 4, 1, &fields);
-        mend_frame(&mut whole);
+        sanitize_frame(&mut whole);
         fields.copy_from_slice(&whole[HEAD_BYTES..]);
         fields
     }
 
     #[test]
-    fn only_an_authority_is_mended_and_keeps_its_length() {
+    fn only_an_authority_is_replaced_and_keeps_its_length() {
         let with = |value: &str| headers(&field(":authority", value));
-        assert_eq!(mended(with("run%2Fc.sock")), with("run-2Fc.sock"));
-        assert_eq!(mended(with("/run/c.sock")), with("-run-c.sock"));
-        assert_eq!(mended(with("localhost")), with("localhost"));
+        assert_eq!(sanitized(with("run%2Fc.sock")), with("run-2Fc.sock"));
+        assert_eq!(sanitized(with("/run/c.sock")), with("-run-c.sock"));
+        assert_eq!(sanitized(with("localhost")), with("localhost"));
         let other = headers(&field("user-agent", "a%2Fb"));
-        assert_eq!(mended(other.clone()), other);
+        assert_eq!(sanitized(other.clone()), other);
         let by_code = |value: &str| {
             let value = coded(value);
             let length = 0x80 | u8::try_from(value.len()).unwrap();
             [&[0x41, length][..], value.as_slice()].concat()
         };
         let wrong = headers(&by_code("run%2Fc/no.sock"));
-        assert_eq!(mended(wrong), headers(&by_code("run-2Fc-no.sock")));
+        assert_eq!(sanitized(wrong), headers(&by_code("run-2Fc-no.sock")));
     }
 
     #[test]
@@ -395,8 +397,8 @@ mod tests {
             for byte in [0, 0x7f, 0x80, 0xff] {
                 let mut fields = whole.clone();
                 fields[at] = byte;
-                assert_eq!(mended(fields[..at].to_vec()).len(), at);
-                assert_eq!(mended(fields).len(), whole.len());
+                assert_eq!(sanitized(fields[..at].to_vec()).len(), at);
+                assert_eq!(sanitized(fields).len(), whole.len());
             }
         }
     }

@@ -13,7 +13,15 @@ use super::state_file::StateFile;
 #[derive(Debug)]
 pub(super) struct ClosedPools {
     file: StateFile,
-    names: Mutex<BTreeSet<String>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    names: BTreeSet<String>,
+    /// Whether the file has these names. After a failed write it may have those or the new ones: it
+    /// is replaced before its folder is made durable.
+    is_written: bool,
 }
 
 impl ClosedPools {
@@ -21,29 +29,31 @@ impl ClosedPools {
     pub(super) fn read(state_dir: &Path) -> Result<Self, Error> {
         let file = StateFile::new(state_dir, "closed.json");
         let names = file.read::<String>()?.into_iter().collect();
-        Ok(Self { file, names: Mutex::new(names) })
+        Ok(Self { file, state: Mutex::new(State { names, is_written: true }) })
     }
 
     /// Whether a pool is to stay closed.
     pub(super) fn has(&self, pool: &str) -> bool {
-        self.names.lock().contains(pool)
+        self.state.lock().names.contains(pool)
     }
 
     /// Remembers durably whether a pool is to stay closed. False if it was so already. After an
-    /// error nothing has changed. Blocks.
+    /// error the next start may find either, until another call has written the file. Blocks.
     pub(super) fn set(&self, pool: &str, is_closed: bool) -> Result<bool, Error> {
-        let mut names = self.names.lock();
-        if names.contains(pool) == is_closed {
+        let mut state = self.state.lock();
+        let changed = state.names.contains(pool) != is_closed;
+        if !changed && state.is_written {
             return Ok(false);
         }
-        let mut next = names.clone();
+        let mut next = state.names.clone();
         match is_closed {
             true => drop(next.insert(pool.to_owned())),
             false => drop(next.remove(pool)),
         }
+        state.is_written = false;
         self.file.write(next.iter().collect())?;
-        *names = next;
-        Ok(true)
+        *state = State { names: next, is_written: true };
+        Ok(changed)
     }
 }
 
@@ -60,6 +70,21 @@ mod tests {
         assert!(closed.set("b", true).unwrap() && closed.set("b", false).unwrap());
         let read = ClosedPools::read(folder.path()).unwrap();
         assert_eq!((read.has("a"), read.has("b")), (true, false));
+    }
+
+    /// The folder of the file may fail to be made durable after the file was replaced. No file
+    /// system does that on request: the file is replaced here.
+    #[test]
+    fn after_a_failed_write_the_next_call_writes_the_file() {
+        let folder = folder();
+        let closed = ClosedPools::read(folder.path()).unwrap();
+        let blocked = folder.path().join("closed.json.next");
+        std::fs::create_dir(&blocked).unwrap();
+        assert!(closed.set("a", true).is_err());
+        std::fs::remove_dir(&blocked).unwrap();
+        closed.file.write(vec!["a"]).unwrap();
+        assert!(!closed.has("a") && !closed.set("a", false).unwrap());
+        assert!(!ClosedPools::read(folder.path()).unwrap().has("a"));
     }
 
     #[test]

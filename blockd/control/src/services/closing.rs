@@ -1,4 +1,4 @@
-//! Closing one pool while others are served, and not serving it again until that is asked for.
+//! Closing one pool while others are served, and not serving it again until a call opens it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use blockd_engine::pool::PoolHandle;
 use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::error::MapperError;
 use blockd_media::error::{Error, shown};
+use blockd_media::units::counted;
 
 use super::attachments::Attachment;
 use super::messages::count;
@@ -15,7 +16,7 @@ use super::volumes::find;
 use super::{Control, EventKind, Known, blocking, pool_error};
 use crate::config::{DeviceKind, PoolConfig};
 
-/// Why a pool is not open that was closed on request.
+/// The reason of a pool that was closed on request.
 pub(super) const CLOSED: &str = "closed";
 
 /// How long the IO of a pool's clients may take to end, then its workers to release it, and then
@@ -94,7 +95,7 @@ impl From<NotClosed> for Error {
 
 impl Control {
     /// Closes a pool as at the end of the daemon: requests in flight are answered, connections
-    /// ended, block devices removed, the log is emptied, and locks and claim are given up. Its
+    /// ended, block devices removed, the log is emptied, and locks and claim are released. Its
     /// socket is removed last. Attachments are remembered. A pool that has failed is left as it is
     /// on the media.
     pub(super) async fn close_pool(&self, name: &str, how: How) -> Result<Closed, NotClosed> {
@@ -148,8 +149,8 @@ impl Control {
         Ok(Closed { changed: true, volumes, connections })
     }
 
-    /// Ends the connections of all volumes of a pool, and gives their number. Those are left whose
-    /// IO does not end in time.
+    /// Ends the connections of all volumes of a pool, and returns their number. Those whose IO does
+    /// not end in time are left.
     async fn end_connections(&self, handle: &PoolHandle) -> usize {
         let mut connections = 0;
         let ending = async {
@@ -175,7 +176,7 @@ impl Control {
         self.stay_closed(name, how).await.map_err(NotClosed::Failed)
     }
 
-    /// Remembers that a pool is not to be opened at the next start, if that is meant.
+    /// Remembers that a pool is not to be opened at the next start, if a call closes it.
     async fn stay_closed(&self, pool: &str, how: How) -> Result<(), Error> {
         match how {
             How::Shutdown | How::Delete => Ok(()),
@@ -306,7 +307,7 @@ impl Control {
     }
 }
 
-/// Refuses what a call without force, or of a pool in memory, would take away.
+/// Refuses a call without force that would detach volumes, and one that closes a pool in memory.
 fn refuse_to_close(known: &Known, attached: &[Arc<Attachment>], how: How) -> Result<(), NotClosed> {
     let How::Call { force } = how else { return Ok(()) };
     if !force {
@@ -324,10 +325,7 @@ fn refuse_attached(pool: &str, attached: &[Arc<Attachment>]) -> Result<(), Error
     let more = if attached.len() > names.len() { ", ..." } else { "" };
     let problem = format!(
         "has {} attached ({}{more}): detach first, or use force",
-        match attached.len() {
-            1 => "1 volume".to_owned(),
-            count => format!("{count} volumes"),
-        },
+        counted(attached.len(), "volume"),
         names.join(", ")
     );
     Err(Error::in_use(format!("pool {}", shown(pool)), problem))

@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockd_api::v1;
-use blockd_engine::pool::PoolHandle;
 use blockd_mapper::format::catalogue::VolumeKind;
-use blockd_media::DeviceKind;
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::ring_file::ring_path;
 use blockd_media::pool::{Erasing, is_there, ring_dir, storage};
+use blockd_media::units::counted;
 
 use super::closing::How;
 use super::messages::count;
@@ -79,14 +78,11 @@ impl Control {
     async fn doomed(&self, known: &Known) -> Result<Doomed, Error> {
         let config = known.config.clone();
         let (paths, id) = match &known.state {
-            Ok(handle) => (paths_of(handle), Some(handle.id())),
+            Ok(handle) => (known.paths(), Some(handle.id())),
             Err(_) => {
-                let devices = config.devices.iter().chain(&config.spares);
-                let paths = devices.map(|device| device.path.clone());
-                let paths = paths.filter(|path| path.is_absolute()).collect();
                 let (served, name) = (Arc::clone(&self.0.served), config.name.clone());
                 let id = blocking(move || served.id_of(&name)).await?;
-                (paths, id.as_deref().and_then(parse_id))
+                (known.paths(), id.as_deref().and_then(parse_id))
             }
         };
         let remembered = self.0.remembered.clone();
@@ -109,7 +105,10 @@ impl Control {
         let done = blocking(move || {
             let gone = erasing.erase(&doomed.made).map_err(|error| {
                 let error = pool_error(&doomed.config.name, error);
-                let problem = format!("is forgotten, and was not erased: {error}");
+                let problem = format!(
+                    "is forgotten, and erased in part or not at all: {error}; clear its devices \
+                     yourself (wipefs, or remove the files)"
+                );
                 Error::in_use(format!("pool {}", shown(&doomed.config.name)), problem)
             })?;
             doomed.remove_ring();
@@ -118,11 +117,9 @@ impl Control {
         done.await
     }
 
-    /// Forgets a pool durably, the list of pools last: it is what makes it known at the next start.
+    /// Forgets a pool durably. The list of pools makes it known at the next start: with an error
+    /// before that is written the pool is there whole, with its attachments.
     pub(super) async fn forget_pool(&self, name: &str) -> Result<(), Error> {
-        let attached = self.0.attachments.of_pool(name);
-        let places = attached.iter().map(|one| (name.to_owned(), one.record.volume.clone()));
-        self.0.attachments.remove(places.collect()).await?;
         let (served, regions) = (Arc::clone(&self.0.served), Arc::clone(&self.0.regions));
         let pool = name.to_owned();
         blocking(move || {
@@ -130,15 +127,18 @@ impl Control {
             regions.forget(&pool)
         })
         .await?;
-        self.note_closed(name, false).await?;
         let pool = name.to_owned();
         self.change_remembered(move |list| list.retain(|one| one.name != pool)).await?;
+        self.note_closed(name, false).await?;
+        let attached = self.0.attachments.of_pool(name);
+        let places = attached.iter().map(|one| (name.to_owned(), one.record.volume.clone()));
+        self.0.attachments.remove(places.collect()).await?;
         self.forget_extend(name).await;
         self.0.pools.write().remove(name);
         Ok(())
     }
 
-    /// Takes up which pools the configuration names.
+    /// Sets the names of the pools that the configuration has.
     pub fn set_configured(&self, names: impl IntoIterator<Item = String>) {
         *self.0.configured.write() = names.into_iter().collect();
     }
@@ -179,12 +179,6 @@ fn erased(path: &Path, gone: &[PathBuf], made: &[PathBuf]) -> v1::ErasedDevice {
     v1::ErasedDevice { path: path.display().to_string(), removed: erased && is_in(made), erased }
 }
 
-/// The paths of a pool's devices that outlive it.
-pub(super) fn paths_of(handle: &PoolHandle) -> Vec<PathBuf> {
-    let devices = handle.devices().into_iter();
-    devices.filter(|one| one.kind != DeviceKind::Memory).map(|one| one.path).collect()
-}
-
 /// The number of volumes and snapshots of a pool that serves.
 fn volumes_of(known: &Known) -> (usize, usize) {
     let (Ok(handle), None) = (&known.state, known.failure()) else { return (0, 0) };
@@ -195,16 +189,12 @@ fn volumes_of(known: &Known) -> (usize, usize) {
 
 /// Refuses a pool with volumes, and one of which that is not known.
 fn refuse_content(known: &Known, volumes: usize, snapshots: usize) -> Result<(), Error> {
-    let some = |number: usize, what: &str| match number {
-        1 => format!("1 {what}"),
-        _ => format!("{number} {what}s"),
-    };
     let problem = match (known.failure(), volumes + snapshots) {
         (None, 0) => return Ok(()),
         (None, _) => format!(
             "has {} and {}: delete them first, or use force",
-            some(volumes, "volume"),
-            some(snapshots, "snapshot")
+            counted(volumes, "volume"),
+            counted(snapshots, "snapshot")
         ),
         (Some(_), _) => "is not open, and may have volumes: open it first, or use force".to_owned(),
     };

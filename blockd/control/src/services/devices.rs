@@ -144,21 +144,38 @@ impl Control {
         let small = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
         let ublk =
             UblkRecord { device: None, queues: small(wish.queues), depth: small(wish.depth) };
-        let place = (record.pool.clone(), record.volume.clone());
         let intent = Record { ublk: Some(ublk), ..record };
         let spec = spec(pool, volume, &intent);
         self.0.attachments.add(intent.clone()).await?;
         let made = blocking(move || devices.attach(&spec).map_err(device_error)).await;
-        let view = match made {
-            Ok(view) => view,
-            Err(error) => {
-                self.0.attachments.remove(vec![place]).await?;
-                return Err(error);
+        let noted = match &made {
+            Ok(view) => {
+                let ublk = Some(UblkRecord { device: view.number, ..ublk });
+                self.0.attachments.add(Record { ublk, ..intent }).await
             }
+            Err(_) => Ok(()),
         };
-        let ublk = Some(UblkRecord { device: view.number, ..ublk });
-        self.0.attachments.add(Record { ublk, ..intent }).await?;
-        Ok(view)
+        match noted.and(made) {
+            Ok(view) => Ok(view),
+            Err(error) => Err(self.undo_device(pool, volume, error).await),
+        }
+    }
+
+    /// Removes the device and the record of an attachment that failed. Returns its error, and what
+    /// is left.
+    async fn undo_device(&self, pool: &PoolHandle, volume: &VolumeSummary, error: Error) -> Error {
+        let place = (pool.name().to_owned(), volume.name.clone());
+        let undone = match self.detach_device(pool, volume, true).await {
+            Ok(()) => self.0.attachments.remove(vec![place]).await.map(drop),
+            failed => failed,
+        };
+        match undone {
+            Ok(()) => error,
+            Err(problem) => {
+                let name = shown(&volume.name);
+                error.with_note(&format!("volume {name} stays attached: {problem}"))
+            }
+        }
     }
 
     /// Takes a volume's block device away, if it has one.

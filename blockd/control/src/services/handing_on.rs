@@ -1,8 +1,9 @@
-//! Handing a pool on: it is closed in order and forgotten here, and taken up where its devices are
-//! then.
+//! Export and import of pools: a pool is closed in order and forgotten here, and opened and
+//! remembered where its devices are then.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
@@ -10,11 +11,12 @@ use blockd_inspect::newest_copy;
 use blockd_mapper::format::superblock::{COMPOSITE, Superblock};
 use blockd_mapper::units::DeviceIndex;
 use blockd_media::error::{Error, shown};
-use blockd_media::lock_owner;
 use blockd_media::pool::{Access, Offline, PmemOptions, is_there, kind_of};
+use blockd_media::{lock_owner, same_device};
 
 use super::closing::How;
-use super::deleting::paths_of;
+use super::places::paths_of;
+use super::served::ServedPools;
 use super::volumes::checked_name;
 use super::{Control, EventKind, Known, blocking, hex, pool_error};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
@@ -38,25 +40,20 @@ impl Control {
         let known = self.0.pools.read().get(&name).cloned();
         let Some(known) = known else { return Ok(v1::ExportPoolResponse::default()) };
         self.refuse_configured(&name)?;
-        let paths = match (&known.state, known.failure()) {
-            (Ok(handle), None) => paths_of(handle),
-            _ if known.is_closed() => config_paths(&known.config),
-            _ => {
-                let problem = "is not open, and can't be left clean: open it first";
-                return Err(Error::in_use(format!("pool {}", shown(&name)), problem));
-            }
-        };
-        let closed = self.close_locked(&name, How::Call { force }).await?;
-        let (pool, places) = (name.clone(), paths.clone());
-        let found = blocking(move || found(&pool, &places)).await?;
+        if known.failure().is_some() && !known.is_closed() {
+            let problem = "is not open, and can't be left clean: open it first";
+            return Err(Error::in_use(format!("pool {}", shown(&name)), problem));
+        }
+        self.close_locked(&name, How::Call { force }).await?;
+        let served = Arc::clone(&self.0.served);
+        let found = blocking(move || found_again(&known, &served)).await?;
         if !found.newest.clean {
             let problem = "was not closed in order: open it first";
             return Err(Error::in_use(format!("pool {}", shown(&name)), problem));
         }
-        let detached_volumes = match closed.volumes {
-            volumes if volumes.is_empty() => self.attached_of(&name),
-            volumes => volumes,
-        };
+        // With those of a pool that was closed before.
+        let attached = self.0.attachments.of_pool(&name);
+        let detached_volumes = attached.iter().map(|one| one.record.volume.clone()).collect();
         self.forget_pool(&name).await?;
         let text = format!("pool {} was closed and forgotten, to be imported", shown(&name));
         self.events().publish(EventKind::PoolExported, &name, "", text);
@@ -64,13 +61,8 @@ impl Control {
             changed: true,
             detached_volumes,
             id: hex(&found.newest.pool_id),
-            paths: paths.iter().map(|path| path.display().to_string()).collect(),
+            paths: found.devices.iter().map(|one| one.path.display().to_string()).collect(),
         })
-    }
-
-    /// Names of a pool's attached volumes.
-    fn attached_of(&self, pool: &str) -> Vec<String> {
-        self.0.attachments.of_pool(pool).iter().map(|one| one.record.volume.clone()).collect()
     }
 
     /// Opens a pool that lies on these devices, and remembers it.
@@ -85,13 +77,15 @@ impl Control {
         let _name = self.0.making_pools.lock(&name).await;
         let known = self.0.pools.read().get(&name).cloned();
         if let Some(known) = known {
-            same_devices(&known, &paths)?;
+            let same = known.clone();
+            blocking(move || same_devices(&same, &paths)).await?;
+            self.remember_again(&known.config).await?;
             let pool = Some(self.describe_pool(&known).await?);
             return Ok(v1::ImportPoolResponse { changed: false, pool });
         }
         let places = paths.iter().map(|path| path.display().to_string()).collect();
         let _places = self.0.making_pools.lock_all(places).await;
-        self.refuse_known_devices(&paths)?;
+        self.refuse_known_devices(&name, &paths).await?;
         let (pool, places) = (name.clone(), paths.clone());
         let found = blocking(move || {
             let found = found(&pool, &places)?;
@@ -113,27 +107,38 @@ impl Control {
             space: self.0.space_of_new_pools.read().clone(),
             ..self.0.options.template.clone()
         };
-        self.take_up(config).await?;
+        self.open_found(config, found.newest.pool_id).await?;
         let pool = Some(self.describe_pool(&self.known(&name)?).await?);
         Ok(v1::ImportPoolResponse { changed: true, pool })
     }
 
-    /// Refuses devices that a pool of another name has.
-    fn refuse_known_devices(&self, paths: &[PathBuf]) -> Result<(), Error> {
-        for known in self.known_pools() {
-            let own = config_paths(&known.config);
-            if let Some(path) = paths.iter().find(|path| own.contains(path)) {
-                let problem = format!("belongs to pool {}", shown(&known.config.name));
-                return Err(Error::in_use(path.display().to_string(), problem));
+    /// Refuses devices that a pool of another name has, open or not, under whatever path.
+    pub(super) async fn refuse_known_devices(
+        &self,
+        name: &str,
+        paths: &[PathBuf],
+    ) -> Result<(), Error> {
+        let others: Vec<_> =
+            self.known_pools().into_iter().filter(|known| known.config.name != name).collect();
+        let paths = paths.to_vec();
+        blocking(move || {
+            for known in others {
+                let own = [known.paths(), paths_of(&known.config.spares)].concat();
+                let is_own = |path: &&PathBuf| own.iter().any(|one| is_same(one, path));
+                if let Some(path) = paths.iter().find(is_own) {
+                    let problem = format!("belongs to pool {}", shown(&known.config.name));
+                    return Err(Error::in_use(path.display().to_string(), problem));
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })
+        .await
     }
 }
 
-fn config_paths(config: &PoolConfig) -> Vec<PathBuf> {
-    let devices = config.devices.iter().chain(&config.spares).map(|device| device.path.clone());
-    devices.filter(|path| path.is_absolute()).collect()
+/// Whether two paths lead to the same place; what is not there is compared by its path. Blocks.
+fn is_same(one: &Path, other: &Path) -> bool {
+    one == other || same_device(one, other)
 }
 
 fn checked_paths(paths: &[String]) -> Result<Vec<PathBuf>, Error> {
@@ -151,18 +156,16 @@ fn checked_paths(paths: &[String]) -> Result<Vec<PathBuf>, Error> {
     Ok(checked)
 }
 
-/// Refuses a pool of that name with other devices, and one that only an opening can serve.
-fn same_devices(known: &Known, paths: &[PathBuf]) -> Result<(), Error> {
-    let mut own = config_paths(&known.config);
-    let mut asked = paths.to_vec();
-    own.sort();
-    asked.sort();
+/// Refuses a pool of that name with other devices, and one that only an opening can serve. Blocks.
+fn same_devices(known: &Known, asked: &[PathBuf]) -> Result<(), Error> {
+    let own = known.paths();
+    let is_own = |path: &PathBuf| own.iter().any(|one| is_same(one, path));
     let name = shown(&known.config.name);
     let text = |paths: &[PathBuf]| {
         paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     };
-    if own != asked {
-        let (field, existing, asked) = ("path".to_owned(), text(&own), text(&asked));
+    if own.len() != asked.len() || !asked.iter().all(is_own) {
+        let (field, existing, asked) = ("path".to_owned(), text(&own), text(asked));
         return Err(Error::Exists { what: "pool", name, field, existing, asked });
     }
     match known.failure() {
@@ -172,6 +175,36 @@ fn same_devices(known: &Known, paths: &[PathBuf]) -> Result<(), Error> {
             Err(Error::in_use(format!("pool {name}"), problem))
         }
     }
+}
+
+/// Reads the superblocks of a pool that was closed, and refuses another pool in its place. Of the
+/// spares, those belong to it that it has taken. Blocks.
+fn found_again(known: &Known, served: &ServedPools) -> Result<Found, Error> {
+    let name = &known.config.name;
+    let (mut paths, spares, id) = match &known.state {
+        Ok(handle) => (known.paths(), Vec::new(), Some(hex(&handle.id()))),
+        Err(_) => {
+            let spares = paths_of(&known.config.spares);
+            (paths_of(&known.config.devices), spares, served.id_of(name)?)
+        }
+    };
+    let pool = found(name, &paths)?;
+    let present = hex(&pool.newest.pool_id);
+    if id.is_some_and(|id| !id.is_empty() && id != present) {
+        let path = paths.iter().map(|path| path.display().to_string()).next().unwrap_or_default();
+        let problem = format!("holds another pool, {present}, and not pool {}", shown(name));
+        return Err(Error::in_use(path, problem));
+    }
+    let is_taken = |spare: &PathBuf| {
+        let found = found(name, std::slice::from_ref(spare));
+        found.is_ok_and(|found| found.newest.pool_id == pool.newest.pool_id)
+    };
+    let taken: Vec<_> = spares.into_iter().filter(is_taken).collect();
+    if taken.is_empty() {
+        return Ok(pool);
+    }
+    paths.extend(taken);
+    found(name, &paths)
 }
 
 /// Reads the superblocks of a pool's devices, without a lock. Blocks.
@@ -203,7 +236,7 @@ fn found(pool: &str, paths: &[PathBuf]) -> Result<Found, Error> {
 }
 
 fn device_config(path: &Path) -> Result<DeviceConfig, Error> {
-    let kind = kind_of(path).map_err(|error| Error::file("look at", path, error))?;
+    let kind = kind_of(path).map_err(|error| Error::file("examine", path, error))?;
     let kind = match kind {
         blockd_media::DeviceKind::Pmem(_) => DeviceKind::Pmem(PmemOptions::default()),
         _ => DeviceKind::Auto,
@@ -234,4 +267,31 @@ fn refuse_incomplete(name: &str, found: &Found) -> Result<(), Error> {
         "has {all} devices, and {given} are named: name all of them (`blockd pool scan` finds them)"
     );
     Err(Error::in_use(format!("pool {}", shown(name)), problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::testing::{Rig, memory_pool};
+
+    #[tokio::test]
+    async fn another_pool_than_the_one_that_was_found_is_not_imported() {
+        let mut rig = Rig::new().await;
+        let path = rig.folder.path().join("p.pool");
+        let (kind, size) = (DeviceKind::Auto, SizeWish::Bytes(64 << 20));
+        let device =
+            DeviceConfig { path: path.clone(), kind, size, preallocate: false, direct: true };
+        let config = PoolConfig { devices: vec![device], volatile: true, ..memory_pool("p") };
+        rig.control.create_pool(config.clone(), false).await.unwrap();
+        let name = "p".to_owned();
+        let export = v1::ExportPoolRequest { name: name.clone(), force: false };
+        rig.client.export_pool(export).await.unwrap();
+        // It was exchanged between the look at its device and the opening.
+        let error = rig.control.open_found(config, [7; 16]).await.unwrap_err();
+        assert!(error.to_string().contains("holds another pool than"), "{error}");
+        assert!(rig.control.known("p").is_err());
+        let paths = vec![path.display().to_string()];
+        let import = v1::ImportPoolRequest { name, paths };
+        assert!(rig.client.import_pool(import).await.unwrap().into_inner().changed);
+    }
 }

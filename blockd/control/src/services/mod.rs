@@ -47,6 +47,8 @@ mod tests;
 #[cfg(test)]
 mod tests_of_adding;
 #[cfg(test)]
+mod tests_of_devices;
+#[cfg(test)]
 mod tests_of_direct;
 #[cfg(test)]
 mod tests_of_snapshots;
@@ -59,6 +61,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use blockd_engine::pool::PoolHandle;
+use blockd_media::DeviceKind;
 use blockd_media::clock::{Clock, wall_seconds};
 use blockd_media::error::Error;
 use blockd_serve::ublk::control::Devices;
@@ -96,7 +99,7 @@ pub struct ControlOptions {
     pub node: Option<NodeId>,
     /// How many pools the configuration has.
     pub configured_pools: usize,
-    /// How pools and volumes are looked at.
+    /// The health checks of pools and volumes.
     pub health: HealthConfig,
 }
 
@@ -173,6 +176,19 @@ impl Known {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.state.is_err() && self.reason == closing::CLOSED
+    }
+
+    /// The paths of its devices; of one that is not open, also of the spares that it may have
+    /// taken. A device in memory has none.
+    #[must_use]
+    pub fn paths(&self) -> Vec<PathBuf> {
+        match &self.state {
+            Ok(handle) => {
+                let devices = handle.devices().into_iter();
+                devices.filter(|one| one.kind != DeviceKind::Memory).map(|one| one.path).collect()
+            }
+            Err(_) => places::paths_of(self.config.devices.iter().chain(&self.config.spares)),
+        }
     }
 
     /// Why it does not serve, if so.

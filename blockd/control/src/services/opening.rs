@@ -12,6 +12,7 @@ use blockd_media::{Device, DeviceInfo};
 use blockd_pmem::platform::Platform;
 use serde::{Deserialize, Serialize};
 
+use super::places::paths_of;
 use super::pools::Unopened;
 use super::{Control, EventKind, Known, blocking, errors, pools, regions, served};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
@@ -50,7 +51,37 @@ pub(super) struct RememberedPmem {
     erase: bool,
 }
 
+/// The state of a pool that was opened by a call and could not be remembered.
+const NOT_REMEMBERED: &str =
+    "the pool is open, and the next start of the daemon will not open it: repeat the call";
+
 impl Remembered {
+    fn of(config: &PoolConfig, made_file: bool) -> Self {
+        let device = &config.devices[0];
+        let more = config.devices.iter().skip(1).map(|device| device.path.clone());
+        Self {
+            name: config.name.clone(),
+            path: device.path.clone(),
+            more_paths: more.collect(),
+            made_file,
+            size: match device.size {
+                SizeWish::Bytes(bytes) => bytes,
+                SizeWish::Existing | SizeWish::OfFree(_) => 0,
+            },
+            extent_size: config.extent_size,
+            composite: config.composite,
+            preallocate: device.preallocate,
+            direct: device.direct,
+            volatile: config.volatile,
+            pmem: match device.kind {
+                DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase }) => {
+                    Some(RememberedPmem { power_safe, whole_blocks, erase })
+                }
+                _ => None,
+            },
+        }
+    }
+
     /// The file that was made for this pool, if one was.
     pub(super) fn made_file(self) -> Option<PathBuf> {
         self.made_file.then_some(self.path)
@@ -135,7 +166,7 @@ impl Control {
     /// Opens a pool, after making it where it isn't there. One that can't be opened stays known,
     /// with the reason.
     pub async fn open_pool(&self, config: &PoolConfig) -> Result<(), Error> {
-        let result = self.try_open(config, false).await;
+        let result = self.try_open(config, false, None).await;
         let (state, reason) = match &result {
             Ok(handle) => (Ok(handle.clone()), ""),
             Err(Unopened { error, reason }) => {
@@ -159,10 +190,12 @@ impl Control {
         result.map(|_| ()).map_err(|failed| *failed.error)
     }
 
+    /// Opens a pool, which has to be the one with this identity if one is given.
     async fn try_open(
         &self,
         config: &PoolConfig,
         replace_missing: bool,
+        id: Option<[u8; 16]>,
     ) -> Result<PoolHandle, Unopened> {
         let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         let node = self.0.options.node.map_or(0, NodeId::number);
@@ -176,6 +209,12 @@ impl Control {
         };
         let opened = blocking(open).await??;
         let handle = &opened.handle;
+        if id.is_some_and(|id| id != handle.id()) {
+            let _ = handle.close().await;
+            let path = config.devices[0].path.display().to_string();
+            let problem = "holds another pool than a moment ago: repeat the call";
+            return Err(Error::in_use(path, problem).into());
+        }
         if opened.permit.is_for_another(&handle.id()) {
             let _ = handle.close().await;
             return Err(served::changed_meanwhile(&config.name, &config.devices[0].path));
@@ -230,6 +269,7 @@ impl Control {
             }
             same_pool(&existing.config, &config)?;
             if existing.state.is_ok() {
+                self.remember_again(&existing.config).await?;
                 return Ok(false);
             }
             if existing.is_closed() {
@@ -239,34 +279,22 @@ impl Control {
             // Fields that a request leaves out are as they were configured or created.
             config = existing.config;
         }
-        let places = config.devices.iter().filter(|device| device.path.is_absolute());
-        let places = places.map(|device| device.path.display().to_string()).collect();
+        let paths = paths_of(&config.devices);
+        let places = paths.iter().map(|path| path.display().to_string()).collect();
         let _places = self.0.making_pools.lock_all(places).await;
-        let device = config.devices[0].clone();
-        let taken = self.known_pools().into_iter().find(|known| {
-            let is_ours = |one: &DeviceConfig| {
-                one.path.is_absolute() && config.devices.iter().any(|own| own.path == one.path)
-            };
-            !in_memory
-                && known.config.name != config.name
-                && known.config.devices.iter().any(is_ours)
-        });
-        let taken = match taken {
-            Some(other) => Some(other.config.name),
-            None if !in_memory => self.owner(&config).await?,
-            None => None,
-        };
-        if let Some(other) = taken {
+        self.refuse_known_devices(&config.name, &paths).await?;
+        if let Some(other) = self.owner(&config).await? {
             let problem = format!("belongs to pool {}", shown(&other));
-            return Err(Error::in_use(device.path.display().to_string(), problem));
+            return Err(Error::in_use(config.devices[0].path.display().to_string(), problem));
         }
         // No other call makes or opens what is at this path.
         let is_new_file = !in_memory && !is_there(&config.devices[0].path);
-        let handle = self.open_named(&config, replace_missing).await?;
-        // One that is known already is in the configuration, or remembered.
-        if !in_memory && !is_known {
+        let handle = self.open_named(&config, replace_missing, None).await?;
+        if is_known {
+            self.remember_again(&config).await?;
+        } else if !in_memory {
             let made_file = is_new_file && handle.devices().iter().all(is_file);
-            self.remember(config, made_file).await?;
+            self.remember(&config, made_file).await?;
         }
         if replace_missing {
             self.forget_attachments_of_missing_volumes().await?;
@@ -279,19 +307,22 @@ impl Control {
         &self,
         config: &PoolConfig,
         replace_missing: bool,
+        id: Option<[u8; 16]>,
     ) -> Result<PoolHandle, Error> {
-        let opened = self.try_open(config, replace_missing).await;
+        let opened = self.try_open(config, replace_missing, id).await;
         let handle = opened.map_err(|failed| *failed.error)?;
+        // A crash may have left the note of an earlier pool of this name.
+        self.note_closed(&config.name, false).await?;
         self.keep_space(&handle, config);
         let known = Known { config: config.clone(), state: Ok(handle.clone()), reason: "" };
         self.0.pools.write().insert(config.name.clone(), known);
         Ok(handle)
     }
 
-    /// Opens a pool that is there, and remembers it.
-    pub(super) async fn take_up(&self, config: PoolConfig) -> Result<(), Error> {
-        self.open_named(&config, false).await?;
-        self.remember(config, false).await
+    /// Opens the pool with this identity, which was found on its devices, and remembers it.
+    pub(super) async fn open_found(&self, config: PoolConfig, id: [u8; 16]) -> Result<(), Error> {
+        self.open_named(&config, false, Some(id)).await?;
+        self.remember(&config, false).await
     }
 
     /// Opens a pool that could not be opened before, or was closed, and serves what was attached of
@@ -329,9 +360,9 @@ impl Control {
         Ok(true)
     }
 
-    /// Takes up what the configuration has of pools that are not open: the next opening goes by it.
-    /// Gives the names of those for which something is different now.
-    pub fn take_up_unopened(&self, configured: &[PoolConfig]) -> Vec<String> {
+    /// Applies the configuration to pools that are not open: their next opening uses it. Returns
+    /// the names of those that it changed.
+    pub fn configure_unopened(&self, configured: &[PoolConfig]) -> Vec<String> {
         let mut changed = Vec::new();
         let mut pools = self.0.pools.write();
         let names = self.0.configured.read();
@@ -401,35 +432,30 @@ impl Control {
         blocking(move || regions::owner(&device.path, &others, &platform)).await
     }
 
-    async fn remember(&self, config: PoolConfig, made_file: bool) -> Result<(), Error> {
-        let (name, device) = (config.name.clone(), config.devices[0].clone());
-        let more = config.devices.iter().skip(1).map(|device| device.path.clone());
-        let pool = Remembered {
-            name: config.name.clone(),
-            path: device.path.clone(),
-            more_paths: more.collect(),
-            made_file,
-            size: match device.size {
-                SizeWish::Bytes(bytes) => bytes,
-                SizeWish::Existing | SizeWish::OfFree(_) => 0,
-            },
-            extent_size: config.extent_size,
-            composite: config.composite,
-            preallocate: device.preallocate,
-            direct: device.direct,
-            volatile: config.volatile,
-            pmem: match device.kind {
-                DeviceKind::Pmem(PmemOptions { power_safe, whole_blocks, erase }) => {
-                    Some(RememberedPmem { power_safe, whole_blocks, erase })
-                }
-                _ => None,
-            },
-        };
-        self.change_remembered(move |list| {
-            list.retain(|one| one.name != name);
+    /// Remembers an open pool, for the next start to open it.
+    async fn remember(&self, config: &PoolConfig, made_file: bool) -> Result<(), Error> {
+        let pool = Remembered::of(config, made_file);
+        let changed = self.change_remembered(move |list| {
+            list.retain(|one| one.name != pool.name);
             list.push(pool);
-        })
-        .await
+        });
+        changed.await.map_err(|error| error.with_note(NOT_REMEMBERED))
+    }
+
+    /// Remembers a pool that was known before, unless the configuration has it: the call that made
+    /// or imported it may have failed to.
+    pub(super) async fn remember_again(&self, config: &PoolConfig) -> Result<(), Error> {
+        let in_memory = config.devices.iter().all(|device| device.kind == DeviceKind::Memory);
+        if in_memory || self.0.configured.read().contains(&config.name) {
+            return Ok(());
+        }
+        let pool = Remembered::of(config, false);
+        let changed = self.change_remembered(move |list| {
+            if list.iter().all(|one| one.name != pool.name) {
+                list.push(pool);
+            }
+        });
+        changed.await.map_err(|error| error.with_note(NOT_REMEMBERED))
     }
 
     /// Changes the list of remembered pools, durably.

@@ -25,6 +25,12 @@ fn has_path(device: &DeviceConfig) -> bool {
     device.path.is_absolute() && device.kind != crate::config::DeviceKind::Memory
 }
 
+/// The paths of those that have one.
+pub(super) fn paths_of<'a>(devices: impl IntoIterator<Item = &'a DeviceConfig>) -> Vec<PathBuf> {
+    let with_path = devices.into_iter().filter(|device| has_path(device));
+    with_path.map(|device| device.path.clone()).collect()
+}
+
 const fn is_pmem(device: &DeviceConfig) -> bool {
     matches!(device.kind, crate::config::DeviceKind::Pmem(_))
 }

@@ -1,4 +1,4 @@
-//! The space policy of pools as it is configured: checked against the pools, and taken up while
+//! The space policy of pools as it is configured: checked against the pools, and applied while
 //! they are served.
 
 use std::fs::File;
@@ -14,10 +14,10 @@ use crate::config::{DeviceConfig, PoolConfig, SizeWish, SpaceConfig};
 use super::Control;
 
 impl Control {
-    /// Takes up what is configured for pools from now on. Those that were made at run time, and are
-    /// in no file, go by the first. Where one is refused, nothing is changed. Gives the names of
-    /// those for which something is different now.
-    pub fn take_up_space(&self, configured: &[PoolConfig]) -> Result<Vec<String>, Error> {
+    /// Applies the configured space policy of pools from now on. Pools that were made at run time,
+    /// and are in no file, get that of the first. Where one is refused, nothing is changed. Returns
+    /// the names of those that it changed.
+    pub fn apply_space(&self, configured: &[PoolConfig]) -> Result<Vec<String>, Error> {
         let Some(first) = configured.first() else { return Ok(Vec::new()) };
         let mut changes = Vec::new();
         for known in self.known_pools() {
@@ -111,14 +111,14 @@ mod tests {
         let before = SpaceConfig::default();
         // The pools have 64 MiB.
         let wrong = [pool("default", quantum(1 << 20)), pool("other", quantum(65 << 20))];
-        let error = rig.control.take_up_space(&wrong).unwrap_err().to_string();
+        let error = rig.control.apply_space(&wrong).unwrap_err().to_string();
         assert!(error.starts_with("space.quantum of pool other is 68157440"), "{error}");
         for name in ["default", "other", "unnamed"] {
             assert_eq!(rig.control.space_of(name), Some(before.clone()), "{name}");
         }
         let right = [pool("default", quantum(1 << 20)), pool("other", before.clone())];
-        assert_eq!(rig.control.take_up_space(&right).unwrap(), ["default", "unnamed"]);
-        assert_eq!(rig.control.take_up_space(&right).unwrap(), [""; 0]);
+        assert_eq!(rig.control.apply_space(&right).unwrap(), ["default", "unnamed"]);
+        assert_eq!(rig.control.apply_space(&right).unwrap(), [""; 0]);
         // One that is made from now on goes by the first, too.
         assert_eq!(*rig.control.0.space_of_new_pools.read(), quantum(1 << 20));
         let granted = |name| rig.control.pool(name).unwrap().mapper().quantum_bytes();
@@ -150,7 +150,7 @@ mod tests {
         assert!(said.ends_with(&numbers), "{said}");
 
         let space = SpaceConfig { overprovision_percent: Some(1600), ..SpaceConfig::default() };
-        rig.control.take_up_space(&[pool("default", space)]).unwrap();
+        rig.control.apply_space(&[pool("default", space)]).unwrap();
         let answer = rig.client.create_volume(create("w", 25 * MIB)).await;
         let pool = "pool default, whose volumes may have 1600 % of its size together";
         let wanted = (25 * MIB).to_string();

@@ -71,10 +71,7 @@ impl Book {
     /// Forgets a pool durably. Blocks.
     pub(super) fn forget(&self, pool: &str) -> Result<(), Error> {
         let _one = self.writing.lock();
-        let mut all = self.file.read::<Entry>()?;
-        let before = all.len();
-        all.retain(|one| one.pool != pool);
-        if all.len() == before { Ok(()) } else { self.file.write(all) }
+        self.file.retain(|one: &Entry| one.pool != pool)
     }
 
     /// Replaces what is known of a pool, durably, where that is something else.

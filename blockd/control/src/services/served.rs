@@ -212,10 +212,7 @@ impl ServedPools {
     /// Forgets a pool durably. Blocks.
     pub(super) fn forget(&self, name: &str) -> Result<(), Error> {
         let _one = self.writing.lock();
-        let mut all: Vec<ServedPool> = self.file.read()?;
-        let before = all.len();
-        all.retain(|one| one.name != name);
-        if all.len() == before { Ok(()) } else { self.file.write(all) }
+        self.file.retain(|one: &ServedPool| one.name != name)
     }
 
     /// The identity of a pool that was served by this name.

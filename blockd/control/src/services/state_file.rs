@@ -31,7 +31,7 @@ pub(super) struct StateFile {
 
 impl StateFile {
     pub(super) fn new(folder: &Path, name: &str) -> Self {
-        let advice = "mend it, or remove it to begin without what it lists";
+        let advice = "correct it, or remove it to begin without its entries";
         Self { path: folder.join(name), advice }
     }
 
@@ -79,6 +79,17 @@ impl StateFile {
     pub(super) fn corrupt(&self, problem: &str) -> Error {
         let problem = format!("{problem}; {}", self.advice);
         Error::Corrupt { what: self.path.display().to_string(), problem }
+    }
+
+    /// Removes the entries that are not to be kept, durably. Writes nothing where all are.
+    pub(super) fn retain<T: Serialize + DeserializeOwned>(
+        &self,
+        keep: impl FnMut(&T) -> bool,
+    ) -> Result<(), Error> {
+        let mut all: Vec<T> = self.read()?;
+        let before = all.len();
+        all.retain(keep);
+        if all.len() == before { Ok(()) } else { self.write(all) }
     }
 
     /// Replaces the file, durably: a reader sees the former list or this one.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use blockd_api::v1::control_client::ControlClient;
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
+use blockd_mapper::error::MapperError;
 use blockd_media::error::Error;
 use blockd_serve::worker::ConnectionInfo;
 use hyper_util::rt::TokioIo;
@@ -51,6 +52,8 @@ impl Drop for Folder {
 #[derive(Debug, Default)]
 pub(crate) struct FakeDataPath {
     pub(crate) connections: Mutex<Vec<ConnectionInfo>>,
+    /// A pool that fails when a volume's connections are ended.
+    pub(crate) fails_on_close: Mutex<Option<PoolHandle>>,
     /// Why no pool can be added.
     pub(crate) refuses_pools: Mutex<Option<String>>,
     pub(crate) volumes: Mutex<Vec<Arc<VolumeStats>>>,
@@ -68,6 +71,10 @@ impl DataPath for FakeDataPath {
     }
 
     fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize> {
+        if let Some(pool) = self.fails_on_close.lock().take() {
+            let problem = "failed for a test".to_owned();
+            pool.halt(MapperError::Device { name: "memory".to_owned(), problem });
+        }
         let mut connections = self.connections.lock();
         let before = connections.len();
         connections.retain(|one| (one.pool, one.volume) != (pool, volume));

@@ -110,3 +110,15 @@ async fn an_attached_volume_is_deleted_in_one_call_unless_it_is_in_use() {
     assert!(gone.changed && gone.detached);
     assert!(rig.volumes().await.is_empty());
 }
+
+#[tokio::test]
+async fn a_volume_that_is_neither_deleted_nor_attached_again_is_named() {
+    let mut rig = Rig::new().await;
+    rig.client.add_volume(add("a", quota(2))).await.unwrap();
+    // The pool fails between the detachment and the deletion.
+    *rig.data_path.fails_on_close.lock() = Some(rig.control.pool("").unwrap());
+    let asked = v1::DeleteVolumeRequest { detach: true, ..delete("a", false) };
+    let status = rig.client.delete_volume(asked).await.unwrap_err();
+    assert!(status.message().contains("; volume a stays detached: pool"), "{}", status.message());
+    assert!(!rig.control.is_attached("default", "a"));
+}

@@ -9,7 +9,7 @@ use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_VOLUME_SIZE;
 use blockd_media::error::{Error, shown};
 use blockd_media::names::{check_name, check_new_name};
-use blockd_media::units::{human, to_wire, to_wire_gb};
+use blockd_media::units::{counted, human, to_wire, to_wire_gb};
 
 use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};
@@ -91,10 +91,15 @@ impl Control {
         let attachment = self.0.attachments.get(handle.name(), name);
         let (detached, closed_connections) = self.disconnect(&handle, &volume, force).await?;
         if let Err(error) = self.delete_locked(&handle, &volume, &before).await {
-            if let Some(attachment) = attachment.filter(|_| detached) {
-                self.attach_again(&handle, &volume, &attachment.record).await;
-            }
-            return Err(error);
+            let Some(attachment) = attachment.filter(|_| detached) else { return Err(error) };
+            let attached = self.attach_again(&handle, &volume, &attachment.record).await;
+            return Err(match attached {
+                Ok(()) => error,
+                Err(problem) => {
+                    let name = shown(name);
+                    error.with_note(&format!("volume {name} stays detached: {problem}"))
+                }
+            });
         }
         Ok(v1::DeleteVolumeResponse {
             changed: true,
@@ -122,7 +127,12 @@ impl Control {
     }
 
     /// Attaches a volume as it was before a change that failed.
-    async fn attach_again(&self, pool: &PoolHandle, volume: &VolumeSummary, record: &Record) {
+    async fn attach_again(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+        record: &Record,
+    ) -> Result<(), Error> {
         let front_end = if record.ublk.is_some() { FrontEnd::Ublk } else { FrontEnd::Nbd };
         let ublk = record.ublk.unwrap_or_default();
         let wish = AttachWish {
@@ -131,9 +141,7 @@ impl Control {
             queues: u32::from(ublk.queues),
             depth: u32::from(ublk.depth),
         };
-        if let Err(error) = self.attach_locked(pool, volume, wish).await {
-            tracing::warn!(pool = pool.name(), volume = volume.name, %error, "stays detached");
-        }
+        self.attach_locked(pool, volume, wish).await.map(drop)
     }
 
     /// Changes a volume's size.
@@ -290,8 +298,8 @@ impl Control {
             return Ok(());
         }
         let problem = format!(
-            "has {clients} connection{}: end {} first, or use force",
-            if clients == 1 { "" } else { "s" },
+            "has {}: end {} first, or use force",
+            counted(clients, "connection"),
             if clients == 1 { "it" } else { "them" },
         );
         Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem))

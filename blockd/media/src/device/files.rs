@@ -1,7 +1,7 @@
 //! Files and their paths below devices.
 
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::fs::{File, Metadata, OpenOptions};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use blockd_mapper::io::IoBuffer;
@@ -15,13 +15,26 @@ pub(super) fn sync_folder(path: &Path) -> std::io::Result<()> {
 
 /// Whether a path leads to an open file or block device.
 pub(super) fn leads_to(path: &Path, file: &File) -> bool {
-    use std::os::unix::fs::MetadataExt;
     let (Ok(own), Ok(other)) = (file.metadata(), std::fs::metadata(path)) else {
         return false;
     };
-    match own.file_type().is_block_device() {
-        true => other.file_type().is_block_device() && own.rdev() == other.rdev(),
-        false => (own.dev(), own.ino()) == (other.dev(), other.ino()),
+    is_same(&own, &other)
+}
+
+/// Whether two paths lead to one file or device, under whatever names. False where one leads to
+/// nothing.
+#[must_use]
+pub fn same_device(one: &Path, other: &Path) -> bool {
+    match (std::fs::metadata(one), std::fs::metadata(other)) {
+        (Ok(one), Ok(other)) => is_same(&one, &other),
+        _ => false,
+    }
+}
+
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    match one.file_type().is_block_device() {
+        true => other.file_type().is_block_device() && one.rdev() == other.rdev(),
+        false => (one.dev(), one.ino()) == (other.dev(), other.ino()),
     }
 }
 

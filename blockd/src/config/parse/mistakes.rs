@@ -1,4 +1,4 @@
-//! All mistakes of a file at once. Each one that is found is taken out of a copy of the text, whose
+//! All mistakes of a file at once. Each one that is found is removed from a copy of the text, whose
 //! lines keep their numbers, and the rest is checked again: so one set of rules serves the daemon,
 //! which stops at the first mistake, and `blockd config check`.
 
@@ -13,10 +13,10 @@ use toml::de::{DeTable, DeValue};
 use super::super::Config;
 use super::{Fault, Source};
 
-/// More are not read by people at once.
+/// Mistakes that are reported at once: more help no reader.
 const MAX_MISTAKES: usize = 50;
 
-/// Attempts to go on after the mistakes of a file. Each takes a part of the text away.
+/// Checks of a file. Each removes a part of the text.
 const MAX_ATTEMPTS: usize = 4 * MAX_MISTAKES;
 
 /// Checks a file's text. Returns all mistakes, and the configuration without the keys that have
@@ -26,10 +26,10 @@ pub(in super::super) fn mistakes(
     path: Option<&Path>,
     places: &Places,
 ) -> (Option<Config>, Vec<Error>) {
-    let mut mended = Mended { text: text.to_owned(), ..Mended::default() };
+    let mut corrected = Corrected { text: text.to_owned(), ..Corrected::default() };
     let mut errors = Vec::new();
     for _ in 0..MAX_ATTEMPTS {
-        let text = mended.text.clone();
+        let text = corrected.text.clone();
         let source = Source::new(&text, path);
         let file = source.read().map(|file| file.completed(places));
         let error = match file.and_then(|file| source.check(&file, places)) {
@@ -37,28 +37,28 @@ pub(in super::super) fn mistakes(
             Err(error) => error,
         };
         let fault = source.fault.take();
-        if !fault.as_ref().is_some_and(|fault| mended.explains(fault)) {
+        if !fault.as_ref().is_some_and(|fault| corrected.explains(fault)) {
             errors.push(error);
         }
         let goes_on = errors.len() < MAX_MISTAKES;
-        if !goes_on || !fault.is_some_and(|fault| mended.mend(&fault)) {
+        if !goes_on || !fault.is_some_and(|fault| corrected.remove(&fault)) {
             break;
         }
     }
     (None, errors)
 }
 
-/// A text whose mistakes were taken out.
+/// A text without the mistakes that were found so far.
 #[derive(Default)]
-struct Mended {
+struct Corrected {
     text: String,
-    /// How often a key was mended: another complaint about it is no other mistake.
+    /// How often a key was removed: another complaint about it is no other mistake.
     keys: BTreeMap<Vec<String>, u32>,
-    /// Pools have other names now, or are gone.
+    /// Pools were renamed or removed.
     has_other_pools: bool,
 }
 
-impl Mended {
+impl Corrected {
     /// Whether a fault may be there only because of another one.
     fn explains(&self, fault: &Fault) -> bool {
         match fault {
@@ -68,8 +68,8 @@ impl Mended {
         }
     }
 
-    /// Takes a fault out. False if its place is not known.
-    fn mend(&mut self, fault: &Fault) -> bool {
+    /// Removes a fault. False if its place is not known.
+    fn remove(&mut self, fault: &Fault) -> bool {
         let next = match fault {
             Fault::Key(key) => self.without_key(key),
             Fault::Offset(at) => without_place(&self.text, *at),
@@ -112,7 +112,7 @@ impl Mended {
     }
 }
 
-/// The text without what is wrong at a place.
+/// The text without the value at a place.
 fn without_place(text: &str, at: usize) -> Option<String> {
     if let Ok(table) = DeTable::parse(text) {
         let range = innermost(table.get_ref(), at)?;

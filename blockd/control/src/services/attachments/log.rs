@@ -43,6 +43,9 @@ pub(super) struct Log {
     /// Not until this process has written it as a whole: the last line of a process that was killed
     /// may be half there.
     end: Option<End>,
+    /// Whether each of the next writes fails.
+    #[cfg(test)]
+    pub(super) failing: std::collections::VecDeque<bool>,
 }
 
 #[derive(Debug)]
@@ -54,7 +57,12 @@ struct End {
 
 impl Log {
     pub(super) fn new(state_dir: &Path) -> Self {
-        Self { file: StateFile::new(state_dir, "attachments.json"), end: None }
+        Self {
+            file: StateFile::new(state_dir, "attachments.json"),
+            end: None,
+            #[cfg(test)]
+            failing: std::collections::VecDeque::new(),
+        }
     }
 
     /// Reads all changes, in order; none if there is no file. A last line without an end was not
@@ -86,6 +94,11 @@ impl Log {
         count: usize,
         all: impl FnOnce() -> Vec<Record>,
     ) -> Result<(), Error> {
+        #[cfg(test)]
+        if self.failing.pop_front() == Some(true) {
+            let error = std::io::ErrorKind::StorageFull.into();
+            return Err(Error::file("write", self.file.path(), error));
+        }
         let most = count.saturating_mul(2).saturating_add(SPARE_LINES);
         let end = self.end.take().filter(|end| end.lines + changes.len() <= most);
         let written = match end {

@@ -6,7 +6,7 @@ use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::pool::Space;
 use blockd_media::error::shown;
 use blockd_media::finding::{Code, Finding, Severity};
-use blockd_media::units::human;
+use blockd_media::units::{counted, human};
 use nix::errno::Errno;
 
 use super::super::served::MISSING;
@@ -106,10 +106,7 @@ pub(super) fn claim_late(pool: &str) -> Finding {
 
 /// Writes that wait for space.
 pub(super) fn blocked(what: &str, writes: u64, seconds: u64) -> Finding {
-    let (who, verb) = match writes {
-        1 => ("1 write".to_owned(), "waits"),
-        _ => (format!("{writes} writes"), "wait"),
-    };
+    let (who, verb) = (counted(writes, "write"), if writes == 1 { "waits" } else { "wait" });
     let text = format!("{who} of {what} {verb} for space, the first for {seconds} s");
     Finding::new(Code::WritesBlocked, Severity::Failure, &text).counted(writes)
 }
@@ -196,14 +193,6 @@ pub(super) fn quota(volume: &VolumeSummary, extent_size: u64) -> Option<Finding>
         let text = format!("volume {} has used its quota of {}", shown(&volume.name), human(quota));
         Finding::new(Code::QuotaFull, Severity::Failure, &text)
     })
-}
-
-fn counted(count: u64, what: &str) -> String {
-    match count {
-        1 => format!("1 {what}"),
-        _ if what.ends_with("sh") => format!("{count} {what}es"),
-        _ => format!("{count} {what}s"),
-    }
 }
 
 #[cfg(test)]

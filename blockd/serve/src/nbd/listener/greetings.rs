@@ -9,13 +9,13 @@ use super::super::Peer;
 
 /// Connections of one client to one export within this time are logged as one.
 const TOGETHER: Duration = Duration::from_secs(10);
-/// Clients that are remembered. With more at once, some have several lines.
+/// Remembered clients. With more at once, some have several lines.
 const MAX_CLIENTS: usize = 64;
 
-/// The clients that have lately connected.
+/// The clients that connected within [`TOGETHER`].
 pub(super) struct Greetings {
     clock: Clock,
-    /// Peer, export, and when it has last connected; the oldest first.
+    /// Peer, export and time of the last connection; the oldest first.
     known: Mutex<Vec<(Peer, String, Duration)>>,
 }
 
@@ -26,7 +26,7 @@ impl Default for Greetings {
 }
 
 impl Greetings {
-    /// Logs a connection: the first of a client in full, and its others for those who debug.
+    /// Logs a connection: the first of a client at level info, further ones at level debug.
     pub(super) fn connected(&self, name: &str, peer: Peer, export: &str) {
         if self.is_first(peer, export, self.clock.elapsed()) {
             tracing::info!(peer = name, export, "connected");

@@ -87,6 +87,12 @@ impl Devices {
         Self::at(driver, host, options, Places::default(), Links::default())
     }
 
+    /// With the names of the volumes in this folder in place of `/dev/blockd`.
+    #[must_use]
+    pub fn with_names_in(self, folder: &Path) -> Self {
+        Self { links: Links(folder.to_owned()), ..self }
+    }
+
     pub(super) fn at(
         driver: Arc<dyn Driver>,
         host: Arc<dyn QueueHost>,

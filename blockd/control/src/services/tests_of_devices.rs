@@ -1,0 +1,148 @@
+//! Volumes as block devices, with a driver that is not the kernel's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::v1;
+use blockd_serve::FrontendError;
+use blockd_serve::ublk::control::{
+    AddRequest, DeviceControl, DeviceError, DeviceInfo, DeviceOptions, DeviceState, Devices,
+    Driver, DriverError, Fetch, Serve,
+};
+use blockd_serve::ublk::{QueueHost, QueueSpec};
+use parking_lot::Mutex;
+
+use super::testing::Rig;
+use super::tests::{MIB, attach, create};
+
+/// The devices of a kernel.
+#[derive(Clone, Debug, Default)]
+struct Kernel(Arc<Mutex<BTreeMap<u32, DeviceInfo>>>);
+
+impl Driver for Kernel {
+    fn is_there(&self) -> bool {
+        true
+    }
+
+    fn features(&self) -> Result<u64, DriverError> {
+        Ok(0)
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        self.0.lock().keys().copied().collect()
+    }
+
+    fn limit(&self) -> Option<u64> {
+        None
+    }
+
+    fn add(&self, request: &AddRequest) -> Result<Box<dyn DeviceControl>, DriverError> {
+        let AddRequest { queues, depth, max_bytes, flags, mark, .. } = *request;
+        // None that a machine of a test has.
+        let number = 9000;
+        let state = DeviceState::Live;
+        let info = DeviceInfo { number, state, flags, queues, depth, max_bytes, pid: 0, mark };
+        self.0.lock().insert(number, info);
+        Ok(Box::new(Device { kernel: self.clone(), info }))
+    }
+
+    fn open(&self, number: u32) -> Result<Box<dyn DeviceControl>, DriverError> {
+        let found = self.0.lock().get(&number).copied();
+        let source = std::io::ErrorKind::NotFound.into();
+        let info = found.ok_or(DriverError { command: "GET_DEV_INFO", source })?;
+        Ok(Box::new(Device { kernel: self.clone(), info }))
+    }
+}
+
+struct Device {
+    kernel: Kernel,
+    info: DeviceInfo,
+}
+
+impl DeviceControl for Device {
+    fn info(&self) -> DeviceInfo {
+        self.info
+    }
+
+    fn refresh(&mut self) -> Result<DeviceInfo, DriverError> {
+        Ok(self.info)
+    }
+
+    fn begin_recovery(&mut self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn serve(&mut self, _: Serve<'_>, _: Fetch<'_>) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn resize(&mut self, _: u64) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn delete(&mut self, _: bool) -> Result<(), DriverError> {
+        self.kernel.0.lock().remove(&self.info.number);
+        Ok(())
+    }
+}
+
+/// Workers that serve no queue.
+struct Host;
+
+impl QueueHost for Host {
+    fn workers(&self) -> usize {
+        1
+    }
+
+    fn start_queue(&self, _: usize, _: QueueSpec) -> Result<(), FrontendError> {
+        Ok(())
+    }
+
+    fn await_end(&self, _: u32, _: Duration) -> bool {
+        true
+    }
+
+    fn fail_waiting(&self, _: u32) {}
+}
+
+const OPTIONS: DeviceOptions = DeviceOptions {
+    owner: 7,
+    queues: 1,
+    depth: 8,
+    max_bytes: 128 << 10,
+    zero_copy: false,
+    own_namespace: false,
+};
+
+#[tokio::test]
+async fn no_device_is_left_of_a_volume_that_could_not_be_added() {
+    let mut rig = Rig::new().await;
+    let kernel = Kernel::default();
+    let devices = Devices::new(Arc::new(kernel.clone()), Arc::new(Host), OPTIONS);
+    let devices = devices.with_names_in(&rig.folder.path().join("names"));
+    rig.control.set_ublk(Arc::new(devices));
+    let device = v1::AttachVolumeRequest { front_end: v1::FrontEnd::Ublk.into(), ..attach("") };
+    let asked = v1::AddVolumeRequest {
+        create: Some(create("a", MIB)),
+        attach: Some(device),
+        ..v1::AddVolumeRequest::default()
+    };
+    // The record is written before the device is made, and completed afterwards.
+    rig.control.0.attachments.fail([false, true]);
+    let status = rig.client.add_volume(asked.clone()).await.unwrap_err();
+    assert!(status.message().ends_with("; nothing was changed"), "{}", status.message());
+    assert!(kernel.numbers().is_empty() && rig.volumes().await.is_empty());
+    // What can't be undone is said.
+    rig.control.0.attachments.fail([false, true, true]);
+    let status = rig.client.add_volume(asked.clone()).await.unwrap_err();
+    assert!(status.message().contains("volume a stays attached"), "{}", status.message());
+    assert!(status.message().contains("volume a was created and is left"), "{}", status.message());
+    assert!(kernel.numbers().is_empty() && rig.volumes().await[0].attached);
+    rig.control.recover_devices().await.unwrap();
+    assert_eq!(kernel.numbers(), [9000]);
+}
