@@ -202,6 +202,15 @@ fn the_version_needs_no_daemon() {
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["version"], env!("CARGO_PKG_VERSION"));
     assert!(answer["daemon"].is_null());
+    // The same as `--version` prints, which names the commit of a release.
+    let build = answer["build"].as_str().unwrap();
+    let printed = blockd(&["--version"]);
+    assert_eq!(text(&printed.stdout), format!("blockd {build}\n"));
+    let rest = build.strip_prefix(env!("CARGO_PKG_VERSION")).unwrap();
+    let commit = rest.strip_prefix(" (").and_then(|rest| rest.strip_suffix(')'));
+    let is_commit =
+        |text: &str| text.len() >= 9 && text.starts_with(|c: char| c.is_ascii_hexdigit());
+    assert!(rest.is_empty() || commit.is_some_and(is_commit), "{build}");
 }
 
 #[test]

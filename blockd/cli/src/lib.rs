@@ -77,7 +77,7 @@ impl Context {
 /// `--json` also to standard output, in parts.
 #[must_use]
 pub fn main(program: &'static dyn Program) -> ExitCode {
-    let matches = args::command().get_matches();
+    let matches = args::command().version(program.version()).get_matches();
     let Arguments { global, verb } = match Arguments::from_arg_matches(&matches) {
         Ok(arguments) => arguments,
         Err(error) => error.exit(),

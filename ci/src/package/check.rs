@@ -33,7 +33,7 @@ pub(super) fn plugin(package: &Path, folder: &Path) -> Result<()> {
     let root = Root::new(folder, "root-csi")?;
     root.dpkg(&["--install", &package.to_string_lossy()])?;
     let version = command::output(Command::new(root.path("usr/bin/blockd-csi")).arg("--version"))?;
-    ensure!(version.trim() == concat!("blockd-csi ", env!("CARGO_PKG_VERSION")), "{version}");
+    ensure!(version.starts_with(concat!("blockd-csi ", env!("CARGO_PKG_VERSION"))), "{version}");
     Ok(())
 }
 
