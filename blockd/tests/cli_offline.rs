@@ -71,8 +71,13 @@ fn manual_pages_are_written_for_every_verb() {
 #[test]
 fn completions_know_the_verbs() {
     for shell in ["bash", "zsh", "fish"] {
-        let output = blockd(&["completions", shell]);
-        assert!(text(&output.stdout).contains("export"), "{shell}");
+        let script = blockd(&["completions", shell]);
+        assert!(text(&script.stdout).contains("BLOCKD_COMPLETE"), "{shell}");
+        // As the script asks, with the index of the word.
+        let mut asked = command(&["--", "blockd", "expo"]);
+        let output = asked.env("BLOCKD_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", "1").output();
+        let candidates = output.unwrap().stdout;
+        assert!(text(&candidates).starts_with("export"), "{shell}: {}", text(&candidates));
     }
 }
 
