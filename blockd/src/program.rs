@@ -23,6 +23,10 @@ use crate::{config, daemon};
 pub struct Blockd;
 
 impl Program for Blockd {
+    fn version(&self) -> &'static str {
+        env!("BLOCKD_VERSION")
+    }
+
     fn serve(&self, config: Option<&Path>, listen: &[String]) -> Result<(), Error> {
         daemon::serve(config, listen)
     }

@@ -71,8 +71,13 @@ fn manual_pages_are_written_for_every_verb() {
 #[test]
 fn completions_know_the_verbs() {
     for shell in ["bash", "zsh", "fish"] {
-        let output = blockd(&["completions", shell]);
-        assert!(text(&output.stdout).contains("export"), "{shell}");
+        let script = blockd(&["completions", shell]);
+        assert!(text(&script.stdout).contains("BLOCKD_COMPLETE"), "{shell}");
+        // As the script asks, with the index of the word.
+        let mut asked = command(&["--", "blockd", "expo"]);
+        let output = asked.env("BLOCKD_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", "1").output();
+        let candidates = output.unwrap().stdout;
+        assert!(text(&candidates).starts_with("export"), "{shell}: {}", text(&candidates));
     }
 }
 
@@ -202,6 +207,15 @@ fn the_version_needs_no_daemon() {
     let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["version"], env!("CARGO_PKG_VERSION"));
     assert!(answer["daemon"].is_null());
+    // The same as `--version` prints, which names the commit of a release.
+    let build = answer["build"].as_str().unwrap();
+    let printed = blockd(&["--version"]);
+    assert_eq!(text(&printed.stdout), format!("blockd {build}\n"));
+    let rest = build.strip_prefix(env!("CARGO_PKG_VERSION")).unwrap();
+    let commit = rest.strip_prefix(" (").and_then(|rest| rest.strip_suffix(')'));
+    let is_commit =
+        |text: &str| text.len() >= 9 && text.starts_with(|c: char| c.is_ascii_hexdigit());
+    assert!(rest.is_empty() || commit.is_some_and(is_commit), "{build}");
 }
 
 #[test]

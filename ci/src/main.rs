@@ -120,11 +120,14 @@ enum Action {
         #[arg(long)]
         built: bool,
     },
-    /// Debian packages of daemon and plugin, judged, installed into a folder, and used there
+    /// Debian packages of daemon and plugin, judged, installed into a folder, upgraded, used there
     Package {
         /// Use the existing release binaries, without building them
         #[arg(long)]
         built: bool,
+        /// Upgrade from this package of the daemon, not from the same program as an older version
+        #[arg(long, value_name = "FILE")]
+        previous: Option<PathBuf>,
     },
     /// Installs what tests and benches need and this machine lacks
     Setup,
@@ -301,7 +304,7 @@ fn run(action: &Action) -> Result<bool> {
             forward::demo_space(root, &rest.arguments).map(|()| true)
         }
         Action::Image { built } => Ok(image::run(root, *built)),
-        Action::Package { built } => Ok(package::run(root, *built)),
+        Action::Package { built, previous } => Ok(package::run(root, *built, previous.as_deref())),
         Action::Setup => setup::run().map(|()| true),
     }
 }

@@ -2,6 +2,7 @@
 //! judged and used.
 
 mod check;
+pub(crate) mod served;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -49,36 +50,75 @@ const PLUGIN: Package = Package {
 };
 
 /// Makes both packages of binaries that are built if need be, and checks them; true when all held.
-pub(crate) fn run(root: &Path, built: bool) -> bool {
+/// The upgrade is from `previous`, else from the same program under an older version.
+pub(crate) fn run(root: &Path, built: bool, previous: Option<&Path>) -> bool {
     let mut steps = Steps::new();
     if !built {
         steps.run("daemon and plugin", || built::shipped(root));
     }
-    steps.run("packages", || packages(root));
+    steps.run("packages", || {
+        if !command::installed("dpkg-deb") {
+            return Ok(Outcome::NotRun("there is no dpkg-deb here"));
+        }
+        let target = command::target_dir(root);
+        packages(root, &target.join("release"), &target.join("package"), previous)?;
+        Ok(Outcome::Passed)
+    });
     steps.finish()
 }
 
-/// Makes both packages of binaries that are there, and checks them.
+/// Makes both packages of the binaries in a folder, and checks them. Beside each of them, the new
+/// folder has its files as they are installed.
 ///
 /// # Errors
 /// When one can't be made, or does not hold.
-pub(crate) fn packages(root: &Path) -> Result<Outcome> {
-    if !command::installed("dpkg-deb") {
-        return Ok(Outcome::NotRun("there is no dpkg-deb here"));
-    }
-    let folder = command::target_dir(root).join("package");
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder)?;
-    let release = command::target_dir(root).join("release");
-    let daemon = daemon(root, &release.join("blockd"), &folder)?;
-    let plugin = plugin(root, &release.join("blockd-csi"), &folder)?;
-    check::daemon(root, &daemon, &folder)?;
-    check::plugin(&plugin, &folder)?;
-    for package in [daemon, plugin] {
-        let kib = fs::metadata(&package)?.len() / 1024;
+pub(crate) fn packages(
+    root: &Path,
+    binaries: &Path,
+    folder: &Path,
+    previous: Option<&Path>,
+) -> Result<[PathBuf; 2]> {
+    let _ = fs::remove_dir_all(folder);
+    fs::create_dir_all(folder)?;
+    let daemon = daemon(root, &binaries.join("blockd"), folder)?;
+    let plugin = plugin(root, &binaries.join("blockd-csi"), folder)?;
+    let previous = match previous {
+        Some(file) => file.canonicalize().with_context(|| file.display().to_string())?,
+        None => stand_in(folder)?,
+    };
+    check::daemon(root, &daemon, &previous, folder)?;
+    check::plugin(&plugin, folder)?;
+    for package in [&daemon, &plugin] {
+        let kib = fs::metadata(package)?.len() / 1024;
         println!("package: {} ({kib} KiB)", package.display());
     }
-    Ok(Outcome::Passed)
+    Ok([daemon, plugin])
+}
+
+/// The time that files of a release have, in seconds since 1970: `SOURCE_DATE_EPOCH`, else that of
+/// the last commit, so that the same sources make the same files.
+///
+/// # Errors
+/// When there is neither.
+pub(crate) fn epoch(root: &Path) -> Result<u64> {
+    let text = match std::env::var("SOURCE_DATE_EPOCH") {
+        Ok(text) => text,
+        Err(_) => {
+            let mut git = Command::new("git");
+            command::output(git.current_dir(root).args(["log", "-1", "--format=%ct"]))?
+        }
+    };
+    text.trim().parse().with_context(|| format!("SOURCE_DATE_EPOCH is {text}"))
+}
+
+/// A time in a format of `date`.
+///
+/// # Errors
+/// When `date` fails.
+pub(crate) fn date(epoch: u64, format: &str) -> Result<String> {
+    let mut date = Command::new("date");
+    date.env("LC_ALL", "C").args(["--utc", &format!("--date=@{epoch}"), format]);
+    Ok(command::output(&mut date)?.trim().to_owned())
 }
 
 fn daemon(root: &Path, program: &Path, folder: &Path) -> Result<PathBuf> {
@@ -132,11 +172,8 @@ fn finish(
     let architecture = asked.trim();
     let documents = tree.join("usr/share/doc").join(package.name);
     put(&root.join("deploy/package/copyright"), &documents.join("copyright"), 0o644)?;
-    // The date is that of the last commit, so that the same sources make the same package.
-    let mut git = Command::new("git");
-    git.current_dir(root).args(["log", "-1", "--date=rfc2822", "--format=%cd%n%ct"]);
-    let dates = command::output(&mut git)?;
-    let (date, seconds) = dates.trim().split_once('\n').context("the date of a commit")?;
+    let epoch = epoch(root)?;
+    let date = date(epoch, "--rfc-email")?;
     let changes = format!(
         "{} ({version}) unstable; urgency=medium\n\n  * See CHANGELOG.md of the sources.\n\n -- \
          blockd \
@@ -146,7 +183,7 @@ fn finish(
     let changelog = documents.join("changelog");
     fs::write(&changelog, changes)?;
     command::output(Command::new("gzip").arg("-9n").arg(&changelog))?;
-    let (libc, kib) = (libc(program)?, kib(tree)?);
+    let (libraries, kib) = (libraries(program)?, kib(tree)?);
     let recommends = match package.recommends {
         "" => String::new(),
         list => format!("Recommends: {list}\n"),
@@ -154,7 +191,7 @@ fn finish(
     let control = format!(
         "Package: {}\nVersion: {version}\nArchitecture: {architecture}\nSection: admin\nPriority: \
          optional\nMaintainer: blockd authors <authors@blockd.invalid>\nInstalled-Size: {kib}\n\
-         Depends: libc6 (>= {libc}), libgcc-s1, {}\n{recommends}Description: {}\n {}\n",
+         Depends: {libraries}{}\n{recommends}Description: {}\n {}\n",
         package.name,
         package.depends,
         package.summary,
@@ -164,9 +201,48 @@ fn finish(
     fs::write(tree.join("DEBIAN/control"), control)?;
     let file = folder.join(format!("{}_{version}_{architecture}.deb", package.name));
     let mut build = Command::new("dpkg-deb");
-    build.env("SOURCE_DATE_EPOCH", seconds).args(["--root-owner-group", "-Zxz", "-z3", "--build"]);
+    build.env("SOURCE_DATE_EPOCH", epoch.to_string()).args([
+        "--root-owner-group",
+        "-Zxz",
+        "-z3",
+        "--build",
+    ]);
     command::output(build.arg(tree).arg(&file))?;
     Ok(file)
+}
+
+/// The daemon's package as if it were an older version, for an upgrade.
+fn stand_in(folder: &Path) -> Result<PathBuf> {
+    let tree = folder.join("blockd");
+    let control = tree.join("DEBIAN/control");
+    let text = fs::read_to_string(&control)?;
+    let older = text.replacen("\nVersion: ", "\nVersion: 0~", 1);
+    ensure!(older != text, "the package has no version");
+    fs::write(&control, older)?;
+    let file = folder.join("previous.deb");
+    let mut build = Command::new("dpkg-deb");
+    build.args(["--root-owner-group", "-Zgzip", "-z1", "--build"]).arg(&tree).arg(&file);
+    let built = command::output(&mut build);
+    fs::write(&control, text)?;
+    built.map(|_| file)
+}
+
+/// The libraries that a program needs, for its package. None if they are all part of it.
+fn libraries(program: &Path) -> Result<String> {
+    if needed(program)?.is_empty() {
+        return Ok(String::new());
+    }
+    Ok(format!("libc6 (>= {}), libgcc-s1, ", libc(program)?))
+}
+
+/// Shared libraries that a program is linked to, by name.
+///
+/// # Errors
+/// When objdump fails.
+pub(crate) fn needed(program: &Path) -> Result<Vec<String>> {
+    let headers = command::output(Command::new("objdump").arg("-p").arg(program))?;
+    let names = headers.lines().filter_map(|line| line.trim().strip_prefix("NEEDED"));
+    Ok(names.map(|name| name.trim().to_owned()).collect())
 }
 
 /// The C library that a program needs: the newest version that it names.

@@ -18,7 +18,7 @@ const MAX_SOCKET: usize = 107;
 #[derive(Clone, Parser, Debug)]
 #[command(
     name = "blockd-csi",
-    version,
+    version = env!("BLOCKD_VERSION"),
     about,
     max_term_width = 100,
     after_help = "`blockd-csi extender` is an optional extender of the scheduler: see its --help."

@@ -77,7 +77,8 @@ impl Context {
 /// `--json` also to standard output, in parts.
 #[must_use]
 pub fn main(program: &'static dyn Program) -> ExitCode {
-    let matches = args::command().get_matches();
+    completions::answer(args::command);
+    let matches = args::command().version(program.version()).get_matches();
     let Arguments { global, verb } = match Arguments::from_arg_matches(&matches) {
         Ok(arguments) => arguments,
         Err(error) => error.exit(),
@@ -101,7 +102,7 @@ fn run(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Journal(journal) => journal.run(context),
         Verb::Pmem(pmem) => pmem.run(context),
         Verb::Node(node) if node.is_offline() => node.run_offline(context),
-        Verb::Completions(completions) => completions.run(context, args::command()),
+        Verb::Completions(completions) => completions.run(context),
         Verb::Man(man) => man.run(context, args::command()),
         verb => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

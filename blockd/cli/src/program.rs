@@ -12,6 +12,9 @@ use tokio::runtime::Runtime;
 
 /// The rest of the program.
 pub trait Program: Debug {
+    /// The version for people: with the commit where the build knows it.
+    fn version(&self) -> &'static str;
+
     /// Runs the daemon to its end: `blockd serve`.
     fn serve(&self, config: Option<&Path>, listen: &[String]) -> Result<(), Error>;
 
@@ -117,6 +120,10 @@ pub(crate) mod testing {
     }
 
     impl Program for Absent {
+        fn version(&self) -> &'static str {
+            env!("CARGO_PKG_VERSION")
+        }
+
         fn serve(&self, _: Option<&Path>, _: &[String]) -> Result<(), Error> {
             absent()
         }

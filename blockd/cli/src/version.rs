@@ -10,6 +10,8 @@ use super::Context;
 #[derive(Debug, Serialize)]
 struct Versions {
     version: &'static str,
+    /// The version with its commit, as far as the build knows it.
+    build: &'static str,
     daemon: Option<VersionResponse>,
 }
 
@@ -20,9 +22,10 @@ pub(super) async fn run(context: &Context) -> Result<(), Error> {
         Err(error) if error.kind() == ErrorKind::Unreachable => None,
         Err(error) => return Err(error),
     };
-    let versions = Versions { version: env!("CARGO_PKG_VERSION"), daemon };
+    let build = context.program.version();
+    let versions = Versions { version: env!("CARGO_PKG_VERSION"), build, daemon };
     context.output.either(&versions, || {
-        let mut text = format!("blockd {}\n", versions.version);
+        let mut text = format!("blockd {}\n", versions.build);
         if let Some(daemon) = &versions.daemon {
             text.push_str(&format!("daemon {}, process {}\n", daemon.version, daemon.pid));
         }

@@ -19,7 +19,7 @@ const ALLOWED: [(&str, &str); 17] = [
     ),
     ("blockd/engine/src/backing/ring/memory.rs", "makes memory known to the kernel"),
     ("blockd/cli/src/transfer/confine.rs", "Landlock, for which the libc package has no calls"),
-    ("blockd/serve/src/ublk/descriptor.rs", "reads memory that the kernel shares"),
+    ("blockd/serve/src/ublk/descriptor.rs", "shared memory, and a descriptor known by number"),
     ("blockd/media/src/pool/ring_file.rs", "memory shared with the process before this one"),
     ("pmem/src/media/copy.rs", "routines in assembly"),
     ("pmem/src/media/fault.rs", "a handler of signals"),

@@ -6,7 +6,7 @@
 //! each other.
 
 pub mod control;
-#[expect(unsafe_code, reason = "reads memory that the kernel shares")]
+#[expect(unsafe_code, reason = "reads memory that the kernel shares, and copies a descriptor")]
 mod descriptor;
 mod host;
 mod queue;

@@ -11,13 +11,13 @@ use libublk::ctrl::{UblkCtrl, UblkCtrlBuilder};
 use libublk::io::UblkDev;
 use libublk::{UblkError, UblkFlags, sys};
 use nix::errno::Errno;
-use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use super::driver::{
     AddRequest, DeviceControl, DeviceInfo, DeviceState, Driver, DriverError, Fetch, Serve,
 };
 use super::seat::{Patience, STACK_BYTES};
 use super::{DeviceError, called};
+use crate::ublk::descriptor;
 
 /// Where commands are sent.
 pub const CONTROL_PATH: &str = "/dev/ublk-control";
@@ -203,7 +203,7 @@ impl DeviceControl for KernelDevice {
         };
         let queues = UblkDev::new("blockd".to_owned(), fill, &self.control)
             .map_err(|error| refused(of("open /dev/ublkcN", error)))?;
-        let file = same_open_file(queues.tgt.fds[0])
+        let file = descriptor::opened(&queues)
             .map_err(|source| refused(DriverError { command: "open /dev/ublkcN", source }))?;
         fetch(Arc::new(file))?;
         // libublk's own queues would say this, and it waits until all have.
@@ -229,35 +229,9 @@ impl DeviceControl for KernelDevice {
     }
 }
 
-/// Another descriptor of a file that this process has open. The kernel lets `/dev/ublkcN` be opened
-/// once, and libublk has done that; only its number is known.
-fn same_open_file(number: i32) -> io::Result<File> {
-    let process = pidfd_open(getpid(), PidfdFlags::empty())?;
-    Ok(File::from(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Seek, SeekFrom, Write};
-    use std::os::fd::AsRawFd;
-
     use super::*;
-
-    #[test]
-    fn a_number_gives_the_same_open_file() {
-        let path = std::env::temp_dir().join(format!("blockd-same-{}", std::process::id()));
-        let mut file =
-            File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        let mut same = same_open_file(file.as_raw_fd()).unwrap();
-        file.write_all(b"abc").unwrap();
-        // The position is that of the open file, whichever descriptor moves it.
-        assert_eq!(same.stream_position().unwrap(), 3);
-        same.seek(SeekFrom::Start(1)).unwrap();
-        let mut rest = String::new();
-        file.read_to_string(&mut rest).unwrap();
-        assert_eq!(rest, "bc");
-    }
 
     #[test]
     fn busy_is_an_error_whatever_libublk_says() {

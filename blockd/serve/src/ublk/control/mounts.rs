@@ -4,17 +4,35 @@
 
 use std::fs;
 use std::io;
+use std::path::Path;
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
 /// Gives the process a mount namespace of its own, in which mounts and unmounts of the system's
 /// show up, and none of its own is seen outside. Only before it has threads.
+///
+/// A service manager that forbids new namespaces may have given the service one, which is used
+/// then.
 pub fn enter_own_namespace() -> io::Result<()> {
-    unshare(CloneFlags::CLONE_NEWNS)?;
+    match unshare(CloneFlags::CLONE_NEWNS) {
+        Err(Errno::EPERM) if is_apart(Path::new("/proc")) => {}
+        made => made?,
+    }
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_SLAVE | MsFlags::MS_REC, none)?;
     Ok(())
+}
+
+/// Whether the process has another mount namespace than the first process, by their links in /proc.
+/// False where either is unknown.
+fn is_apart(proc: &Path) -> bool {
+    let namespace = |process| fs::read_link(proc.join(process).join("ns/mnt")).ok();
+    match (namespace("self"), namespace("1")) {
+        (Some(own), Some(first)) => own != first,
+        _ => false,
+    }
 }
 
 /// Detaches file systems on these ublk devices and their partitions from the own namespace. Says
@@ -76,6 +94,22 @@ fn unescaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_namespace_other_than_that_of_the_first_process_is_ours() {
+        let proc = std::env::temp_dir().join(format!("blockd-mounts-{}", std::process::id()));
+        for (process, namespace) in [("1", "mnt:[1]"), ("self", "mnt:[2]")] {
+            fs::create_dir_all(proc.join(process).join("ns")).unwrap();
+            symlink(namespace, proc.join(process).join("ns/mnt")).unwrap();
+        }
+        assert!(is_apart(&proc));
+        fs::remove_file(proc.join("1/ns/mnt")).unwrap();
+        assert!(!is_apart(&proc), "unknown");
+        symlink("mnt:[2]", proc.join("1/ns/mnt")).unwrap();
+        assert!(!is_apart(&proc), "shared with the system");
+        fs::remove_dir_all(proc).unwrap();
+    }
 
     #[test]
     fn only_mounts_of_these_devices_are_found() {
