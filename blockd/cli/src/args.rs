@@ -10,7 +10,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use super::duration::duration;
 use super::{
     add, attach, clone, completions, del, diff, events, extend_request, features, health,
-    import_export, man, node, pmem, pool, pool_tools, recover, resize, rollback, set, snapshot,
+    import_export, man, node, pmem, pool, pool_tools, recover, rename, resize, rollback, set, snapshot,
     space, top, tune, volumes,
 };
 
@@ -68,6 +68,7 @@ pub(crate) enum Verb {
     List(volumes::List),
     Show(volumes::Show),
     Resize(resize::Resize),
+    Rename(rename::Rename),
     Set(set::Set),
     Snapshot(snapshot::Snapshot),
     Clone(clone::Clone),

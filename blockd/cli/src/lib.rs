@@ -31,6 +31,7 @@ mod pool;
 mod pool_tools;
 mod program;
 mod recover;
+mod rename;
 mod resize;
 mod rollback;
 #[cfg(test)]
@@ -140,6 +141,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::List(list) => list.run(context).await,
         Verb::Show(show) => show.run(context).await,
         Verb::Resize(resize) => resize.run(context).await,
+        Verb::Rename(rename) => rename.run(context).await,
         Verb::Set(set) => set.run(context).await,
         Verb::Snapshot(snapshot) => snapshot.run(context).await,
         Verb::Clone(clone) => clone.run(context).await,

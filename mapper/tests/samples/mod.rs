@@ -174,6 +174,7 @@ pub(crate) fn changes() -> Vec<Change> {
             ]
             .into(),
         },
+        Change::Rename { volume, name: name("renamed") },
     ]
 }
 

@@ -61,8 +61,8 @@ pub struct Profile {
     /// Structure changes per client request.
     pub control: f64,
     /// Relative weight of create, delete, resize, snapshot, clone, rollback, commit, checkpoint,
-    /// close, a group of snapshots, composite entries on or off.
-    pub controls: [u32; 11],
+    /// close, a group of snapshots, composite entries on or off, rename.
+    pub controls: [u32; 12],
     /// Process deaths and losses of power per client request.
     pub crash: f64,
     /// Share of crashes that are losses of power.
@@ -126,7 +126,8 @@ impl Profile {
         let mut mix: [u32; 5] = std::array::from_fn(|_| weight(random));
         mix[1] = mix[1].max(5);
         mix[0] = mix[0].max(1);
-        let mut controls: [u32; 11] = std::array::from_fn(|_| weight(random));
+        let mut controls = [0; 12];
+        controls[..11].fill_with(|| weight(random));
         controls[0] = controls[0].max(2);
         controls[8] = controls[8].min(1);
         let silent = if random.u8(..16) == 0 { 0.3 } else { 0.0 };
@@ -180,6 +181,8 @@ impl Profile {
             1 => profile.bend_to_snapshots(random),
             _ => {}
         }
+        // After everything else, for the same reason.
+        profile.controls[11] = if random.u8(..3) == 0 { 10 } else { 0 };
         profile
     }
 
@@ -209,7 +212,7 @@ impl Profile {
             mix: [1; 5],
             fua: 0.0,
             control: 0.0,
-            controls: [0; 11],
+            controls: [0; 12],
             crash: 0.0,
             power: 0.5,
             recovery_crash: 0.0,
