@@ -1,4 +1,4 @@
-//! Other names for volumes.
+//! Names of volumes on the command line: other names, and names with their pools.
 #![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod cli_support;
@@ -66,4 +66,70 @@ fn a_renamed_volume_keeps_its_clients_and_new_ones_find_it_by_its_new_name() {
         assert_eq!(names(&daemon), all);
         same(&mut connect(&daemon, "archive"));
     }
+}
+
+/// A daemon with the pools `default`, `fast` and `slow`.
+fn with_pools() -> Daemon {
+    let daemon = Daemon::start("256M");
+    for pool in ["fast", "slow"] {
+        daemon.ok(&["pool", "create", pool, "--memory", "--size", "64M"]);
+    }
+    daemon
+}
+
+#[test]
+fn every_verb_takes_a_volume_with_its_pool() {
+    let daemon = with_pools();
+    daemon.ok(&["add", "--nbd", "--size", "8M", "fast/data"]);
+    daemon.ok(&["add", "--nbd", "--size", "4M", "data"]);
+    let size = |name: &str| daemon.json(&["show", name])["volume"]["size_bytes"].clone();
+    assert_eq!([size("fast/data"), size("/data"), size("data")], [8 << 20, 4 << 20, 4 << 20]);
+    let verbs: [&[&str]; 15] = [
+        &["resize", "fast/data", "--size", "16M"],
+        &["set", "fast/data", "--iops", "100"],
+        &["snapshot", "fast/data=taken"],
+        &["snapshot", "fast/data", "--tag", "monday"],
+        &["clone", "fast/taken", "copy"],
+        &["diff", "fast/data", "--since", "taken"],
+        &["diff", "fast/data", "--since", "fast/taken"],
+        &["space", "fast/data", "taken"],
+        &["export", "fast/taken", "image"],
+        &["import", "image", "fast/read"],
+        &["detach", "fast/data"],
+        &["rollback", "fast/data", "fast/taken"],
+        &["attach", "--nbd", "fast/data"],
+        &["rename", "fast/taken", "fast/kept"],
+        &["del", "fast/read"],
+    ];
+    for words in verbs {
+        daemon.ok(words);
+    }
+    let list = daemon.json(&["list", "--pool", "fast"]);
+    let names: Vec<_> =
+        list["volumes"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
+    assert_eq!(names, ["copy", "data", "data@monday", "kept"]);
+    assert_eq!(size("data"), 4 << 20, "of the default pool");
+    for (words, problem) in [
+        (["rename", "fast/copy", "slow/copy"], "volume is slow/copy: must be in pool fast"),
+        (["diff", "data", "--since=fast/kept"], "volume is fast/kept: must be in the pool of"),
+        (["show", "fast/data", "--pool=slow"], "volume is fast/data: must be in pool slow"),
+    ] {
+        let (code, error) = daemon.failure(&words);
+        assert!(code == 3 && error.starts_with(problem), "{words:?}: {code} {error}");
+    }
+}
+
+#[test]
+fn a_volume_that_is_not_there_is_said_to_be_in_other_pools() {
+    let daemon = with_pools();
+    daemon.ok(&["add", "--nbd", "--size", "4M", "fast/data"]);
+    let missing = |name: &str| daemon.failure(&["show", name]);
+    let one = "volume data does not exist; pool fast has one of this name: say fast/data";
+    for name in ["data", "slow/data"] {
+        assert_eq!(missing(name), (4, one.to_owned()), "{name}");
+    }
+    daemon.ok(&["add", "--nbd", "--size", "4M", "slow/data"]);
+    let (code, error) = missing("data");
+    assert!(code == 4 && error.contains("2 pools have one of this name (fast, slow)"), "{error}");
+    assert_eq!(missing("none"), (4, "volume none does not exist".to_owned()));
 }

@@ -24,6 +24,7 @@ mod holds;
 mod import_export;
 mod man;
 mod map;
+mod names;
 mod node;
 mod output;
 mod pmem;
@@ -107,7 +108,12 @@ fn run(context: &Context, verb: Verb) -> Result<(), Error> {
         verb => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|source| Error::io("starting", source))?;
-            let ended = runtime.block_on(ask(context, verb));
+            let ended = runtime.block_on(async {
+                match ask(context, verb).await {
+                    Err(error) => Err(names::with_places(context, error).await),
+                    done => done,
+                }
+            });
             // A thread that still reads standard input or keys must not hold the end up.
             runtime.shutdown_background();
             ended

@@ -4,7 +4,7 @@ use blockd_api::v1::{RenameVolumeRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::{Context, answers};
+use super::{Context, answers, names};
 
 /// Give a volume or snapshot another name
 ///
@@ -15,7 +15,7 @@ use super::{Context, answers};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd rename data archive")]
 pub(crate) struct Rename {
-    /// The volume or snapshot
+    /// The volume or snapshot, NAME or POOL/NAME
     pub old: String,
 
     /// Its new name: 1 to 128 bytes without '/', which none has
@@ -34,7 +34,8 @@ struct Renamed {
 }
 
 impl Rename {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.old, &mut self.new])?;
         let old = self.old;
         let request =
             RenameVolumeRequest { name: old.clone(), pool: self.pool, new_name: self.new };

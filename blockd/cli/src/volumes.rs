@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::output::percent;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
-use super::{Context, amount, answers, set};
+use super::{Context, amount, answers, names, set};
 
 /// List volumes and snapshots
 ///
@@ -35,7 +35,7 @@ pub(crate) struct List {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd show data")]
 pub(crate) struct Show {
-    /// The volume
+    /// The volume, NAME or POOL/NAME
     pub name: String,
 
     /// The pool that it is in [default: the daemon's default pool]
@@ -86,7 +86,8 @@ impl List {
 }
 
 impl Show {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         let mut client = context.client().await?;
         let request = GetVolumeRequest { name: self.name, pool: self.pool };
         let volume = answers::volume(client.get_volume(request).await?.volume)?;
