@@ -133,3 +133,34 @@ fn a_volume_that_is_not_there_is_said_to_be_in_other_pools() {
     assert!(code == 4 && error.contains("2 pools have one of this name (fast, slow)"), "{error}");
     assert_eq!(missing("none"), (4, "volume none does not exist".to_owned()));
 }
+
+#[test]
+fn a_list_has_the_columns_and_the_order_that_are_asked_for() {
+    let daemon = with_pools();
+    for (name, size) in [("a", "4M"), ("b", "16M"), ("fast/c", "8M")] {
+        daemon.ok(&["add", "--nbd", "--size", size, "--quota", size, name]);
+    }
+    let rows = |words: &[&str]| {
+        let text = daemon.ok(&[&["list"], words].concat());
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        text.lines().map(words).collect::<Vec<_>>()
+    };
+    let found = rows(&["--columns", "name,size,quota", "--sort", "size", "--bytes"]);
+    let sizes = [16, 8, 4].map(|mib: u64| mib << 20);
+    let expected = ["b", "c", "a"].into_iter().zip(sizes);
+    let expected: Vec<_> = expected.map(|(name, size)| format!("{name} {size} {size}")).collect();
+    assert_eq!((found[0].as_str(), &found[1..]), ("NAME SIZE QUOTA", &expected[..]));
+    assert_eq!(rows(&["--columns", "pool,name"])[1..], ["default a", "default b", "fast c"]);
+    assert!(rows(&[])[0].starts_with("NAME POOL SIZE MAPPED STATE FROM CONN WHERE"));
+    let json = daemon.json(&["list", "--sort", "size", "--columns", "name"]);
+    let json = json["volumes"].as_array().unwrap();
+    assert_eq!(json.iter().map(|one| &one["name"]).collect::<Vec<_>>(), ["b", "c", "a"]);
+    assert!(json[0]["exclusive_bytes"].is_u64() && json[0]["settings"].is_object(), "{json:?}");
+    for (words, problem) in [
+        (["--sort", "colour"], "sort is colour: must be one of name, pool, size, "),
+        (["--columns", "name,colour"], "columns is colour: must be one of name, pool, size, "),
+    ] {
+        let (code, error) = daemon.failure(&[&["list"], &words[..]].concat());
+        assert!(code == 3 && error.starts_with(problem), "{words:?}: {code} {error}");
+    }
+}

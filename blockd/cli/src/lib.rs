@@ -11,6 +11,7 @@ mod args;
 mod attach;
 mod client;
 mod clone;
+mod columns;
 mod completions;
 mod del;
 mod diff;
