@@ -24,8 +24,8 @@ fn add_makes_and_attaches_and_can_be_repeated() {
     assert!(code == 5 && error.contains("data") && error.contains("size"), "{code} {error}");
     let (code, error) = daemon.failure(&["add", "--size", "1G", "--pool", "none", "x"]);
     assert!(code == 4 && error.contains("none"), "{code} {error}");
-    let (code, error) = daemon.failure(&["add", "--size", "1G", "a/b"]);
-    assert!(code == 3 && error.starts_with("name is a/b: must"), "{code} {error}");
+    let (code, error) = daemon.failure(&["add", "--size", "1G", "a/b/c"]);
+    assert!(code == 3 && error.starts_with("volume is a/b/c: must"), "{code} {error}");
     let (code, _) = daemon.failure(&["add", "--size", "0", "zero"]);
     assert_eq!(code, 3);
     assert_eq!(daemon.json(&["list"])["volumes"].as_array().unwrap().len(), 1);

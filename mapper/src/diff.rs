@@ -76,10 +76,7 @@ pub(crate) fn check_family(volume: &Volume, base: &Volume) -> Result<(), MapperE
     if base.identity.lineage == volume.identity.lineage {
         return Ok(());
     }
-    Err(MapperError::OtherFamily {
-        one: volume.identity.name.to_string(),
-        other: base.identity.name.to_string(),
-    })
+    Err(MapperError::OtherFamily { one: volume.name().to_string(), other: base.name().to_string() })
 }
 
 /// Two directories of a family; without the older one everything valid counts as new.

@@ -42,7 +42,6 @@ pub(crate) struct Identity {
     pub(crate) block_size: u32,
     pub(crate) created: Lsn,
     pub(crate) made: WallTime,
-    pub(crate) name: VolumeName,
 }
 
 /// A volume or snapshot as lists show it: its properties and its space.
@@ -112,6 +111,8 @@ pub(crate) struct Totals {
 #[derive(Debug)]
 pub(crate) struct Volume {
     pub(crate) identity: Identity,
+    /// Written by the engine alone, while it holds the list of volumes for writing.
+    name: Mutex<VolumeName>,
     /// Bytes.
     pub(crate) size: AtomicU64,
     pub(crate) state: AtomicU8,
@@ -196,9 +197,15 @@ impl Volume {
         self.composites.fetch_sub(part.composite, Ordering::Relaxed);
     }
 
-    pub(crate) fn new(identity: Identity, size: u64, directory: Directory) -> Self {
+    pub(crate) fn new(
+        identity: Identity,
+        name: VolumeName,
+        size: u64,
+        directory: Directory,
+    ) -> Self {
         Self {
             identity,
+            name: Mutex::new(name),
             size: AtomicU64::new(size),
             state: AtomicU8::new(OPEN),
             directory: ArcSwap::from_pointee(directory),
@@ -231,13 +238,23 @@ impl Volume {
         }
     }
 
+    /// Its present name.
+    pub(crate) fn name(&self) -> VolumeName {
+        *self.name.lock()
+    }
+
+    /// Gives it another name. Through the list of volumes, which finds it by name.
+    pub(crate) fn set_name(&self, name: VolumeName) {
+        *self.name.lock() = name;
+    }
+
     /// Its properties and space, without those that have to be counted.
     pub(crate) fn summary(&self, geometry: Geometry) -> VolumeSummary {
         let identity = &self.identity;
         let extents = |count: u64| count * geometry.extent_size();
         VolumeSummary {
             id: identity.id,
-            name: identity.name.as_str().to_owned(),
+            name: self.name().as_str().to_owned(),
             kind: identity.kind,
             lineage: identity.lineage,
             origin: identity.origin,

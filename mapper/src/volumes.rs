@@ -71,14 +71,14 @@ pub(crate) struct Volumes {
     totals: Totals,
     /// Volumes with a quota.
     limited: BTreeSet<VolumeId>,
-    /// Rises when a volume is added or removed.
+    /// Rises when a volume is added, removed or renamed.
     version: u64,
 }
 
 impl Volumes {
     pub(crate) fn insert(&mut self, volume: Arc<Volume>) {
         let identity = &volume.identity;
-        self.by_name.insert(identity.name, identity.id);
+        self.by_name.insert(volume.name(), identity.id);
         self.families.entry(identity.lineage).or_default().insert(identity.id);
         let id = identity.id;
         self.by_id.insert(id, volume);
@@ -108,14 +108,28 @@ impl Volumes {
         self.version += 1;
         self.recount(id);
         let identity = &volume.identity;
-        if self.by_name.get(&identity.name) == Some(&id) {
-            self.by_name.remove(&identity.name);
-        }
+        self.forget_name(&volume);
         if let Some(family) = self.families.get_mut(&identity.lineage) {
             family.remove(&id);
             if family.is_empty() {
                 self.families.remove(&identity.lineage);
             }
+        }
+    }
+
+    /// Gives a volume another name.
+    pub(crate) fn rename(&mut self, id: VolumeId, name: VolumeName) {
+        let Some(volume) = self.by_id.get(&id).cloned() else { return };
+        self.forget_name(&volume);
+        volume.set_name(name);
+        self.by_name.insert(name, id);
+        self.version += 1;
+    }
+
+    fn forget_name(&mut self, volume: &Volume) {
+        let name = volume.name();
+        if self.by_name.get(&name) == Some(&volume.identity.id) {
+            self.by_name.remove(&name);
         }
     }
 
@@ -150,7 +164,7 @@ impl Volumes {
         self.limited.iter().filter_map(|id| self.by_id.get(id))
     }
 
-    /// A number that rises when a volume is added or removed.
+    /// A number that rises when a volume is added, removed or renamed.
     pub(crate) const fn version(&self) -> u64 {
         self.version
     }
@@ -182,9 +196,9 @@ mod tests {
             block_size: 512,
             created: Lsn(1),
             made: WallTime::default(),
-            name: VolumeName::new(name).unwrap(),
         };
-        Arc::new(Volume::new(identity, 4096, Directory::new(1).unwrap()))
+        let name = VolumeName::new(name).unwrap();
+        Arc::new(Volume::new(identity, name, 4096, Directory::new(1).unwrap()))
     }
 
     #[test]
@@ -209,6 +223,24 @@ mod tests {
         assert_eq!(found(&all, "a"), Some(4));
         all.remove(VolumeId(2));
         assert_eq!(all.family(VolumeId(1)), 0);
+    }
+
+    #[test]
+    fn a_renamed_volume_is_found_by_its_new_name_alone() {
+        let mut all = Volumes::default();
+        let name = |text: &str| VolumeName::new(text).unwrap();
+        let found = |all: &Volumes, text: &str| all.named(&name(text)).map(|one| one.identity.id.0);
+        all.insert(volume(1, 1, "a"));
+        let before = all.version();
+        all.rename(VolumeId(1), name("b"));
+        all.rename(VolumeId(9), name("c"));
+        assert_eq!(["a", "b", "c"].map(|text| found(&all, text)), [None, Some(1), None]);
+        assert_eq!(all[&VolumeId(1)].name(), name("b"));
+        assert!(all.version() > before);
+        // Another one may have the former name, and the end of one leaves that of the other.
+        all.insert(volume(2, 2, "a"));
+        all.remove(VolumeId(1));
+        assert_eq!((found(&all, "a"), found(&all, "b")), (Some(2), None));
     }
 
     #[test]

@@ -265,6 +265,36 @@ fn snapshots_and_clones_share_and_part() {
 }
 
 #[test]
+fn a_rename_is_durable_when_answered_and_its_clients_notice_nothing() {
+    let mut rig = Rig::new(&[32 * MIB]);
+    let [a, b] = ["a", "b"].map(|name| rig.create(name, 4 << 20));
+    let volume = rig.attach(a);
+    rig.write(&volume, 0, &pattern(1, 4096)).unwrap();
+    let rename = |volume, name: &str| Control::Rename { volume, name: name.into() };
+    let taken = rig.control(rename(a, "b")).unwrap_err().to_string();
+    assert_eq!(taken, "volume \"b\" exists with id 2, asked for 1");
+    assert_eq!(rig.control(rename(a, "c")), Ok(Outcome::Renamed));
+    assert_eq!(rig.control(rename(a, "c")), Ok(Outcome::Unchanged));
+    // The former name is free at once.
+    let snapshot = Control::Snapshot { source: b, name: "a".into() };
+    let Ok(Outcome::Created(snapshot)) = rig.control(snapshot) else { panic!("not created") };
+    assert_eq!(rig.control(rename(snapshot, "d")), Ok(Outcome::Renamed));
+    rig.write(&volume, 4096, &pattern(2, 4096)).unwrap();
+    rig.flush(&volume).unwrap();
+    let names = |rig: &Rig| rig.engine.volumes().into_iter().map(|one| (one.id, one.name));
+    let expected = [(a, "c"), (b, "b"), (snapshot, "d")].map(|(id, name)| (id, name.to_owned()));
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    assert!(names(&rig).eq(expected.clone()), "by the log");
+    rig.control(Control::Checkpoint).unwrap();
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    assert!(names(&rig).eq(expected), "by the catalogue");
+    let volume = rig.attach(a);
+    assert_eq!(rig.read(&volume, 0, 4096), pattern(1, 4096));
+    assert_eq!(rig.read(&volume, 4096, 4096), pattern(2, 4096));
+    rig.check();
+}
+
+#[test]
 fn data_beyond_a_smaller_size_never_comes_back() {
     let mut rig = Rig::new(&[32 * MIB]);
     let id = rig.create("a", 20 << 20);

@@ -62,6 +62,7 @@ fn changes() -> impl Strategy<Value = Change> {
             |(volume, source, size, made, name)| Change::Clone { volume, source, size, made, name }
         ),
         (volumes(), volumes()).prop_map(|(volume, snapshot)| Change::Rollback { volume, snapshot }),
+        (volumes(), names()).prop_map(|(volume, name)| Change::Rename { volume, name }),
         groups(),
         (volumes(), extent(), composites()).prop_map(|(volume, extent, composite)| {
             Change::entry(volume, extent, Entry::Composite(composite))

@@ -31,8 +31,8 @@ FANOUT = 252  # references of an index page
 RECORDS = 15  # of a catalogue page
 LEAF, INDEX, CATALOGUE, UNDER = 1, 2, 3, 4
 MAP, UNMAP, UNMAP_LEAF, CREATE, DELETE, RESIZE, SNAPSHOT, CLONE, ROLLBACK = range(1, 10)
-GROUP, COMPOSITE = 10, 67
-NAMED = (CREATE, SNAPSHOT, CLONE)
+GROUP, RENAME, COMPOSITE = 10, 11, 67
+NAMED = (CREATE, SNAPSHOT, CLONE, RENAME)
 
 
 # ---- volumes
@@ -295,8 +295,8 @@ class Pool:
         while at < units:
             unit = block[64 + 32 * at : 96 + 32 * at]
             kind, length, delta, volume, a, b, c = struct.unpack("<BBHIQQQ", unit)
-            known = 1 <= kind <= 10 or kind == COMPOSITE and self.sb.composite
-            require(known or not 11 <= kind <= 127, f"{what}: kind {kind} is unsupported")
+            known = 1 <= kind <= 11 or kind == COMPOSITE and self.sb.composite
+            require(known or not 12 <= kind <= 127, f"{what}: kind {kind} is unsupported")
             require(known and volume, f"{what}: unsound record")
             require(at or delta == 0, f"{what}: its first LSN isn't its base")
             require(base + delta > lsn, f"{what}: LSNs don't rise")
@@ -347,6 +347,7 @@ class Pool:
 
     def _apply(self, what, lsn, kind, id, a, b, c, name, made):
         unused = {MAP: (), COMPOSITE: (), CREATE: (), CLONE: (), SNAPSHOT: (b,), DELETE: (a, b, c)}
+        unused[RENAME] = (a, b, made)
         require(not any(unused.get(kind, (b, c))), f"{what}: unused fields aren't zero")
         if kind == CREATE:
             return self._add(Volume(id, id, 0, b, a, lsn, 1, name, made))
@@ -360,7 +361,7 @@ class Pool:
             return self._add(copy)
         volume = self.volumes.get(id)
         require(volume, f"{what}: volume {id} doesn't exist")
-        require(kind == DELETE or volume.kind == 1, f"{what}: changes a snapshot")
+        require(kind in (DELETE, RENAME) or volume.kind == 1, f"{what}: changes a snapshot")
         if kind == MAP:
             self._map(volume, a, (b, c))
         elif kind == COMPOSITE:
@@ -372,6 +373,10 @@ class Pool:
                 volume.entries.pop(extent, None)
         elif kind == DELETE:
             del self.volumes[id]
+        elif kind == RENAME:
+            taken = any(v.name == name for v in self.volumes.values())
+            require(not taken, f"{what}: name taken")
+            volume.name = name
         elif kind == RESIZE:
             self._check_size(volume, a)
             volume.size = a

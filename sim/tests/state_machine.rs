@@ -58,6 +58,7 @@ enum Op {
     Delete { which: usize },
     Rollback { which: usize, snapshot: usize },
     Resize { which: usize, blocks: usize },
+    Rename { which: usize },
     Checkpoint,
     Rest,
     Grow { device: usize, extents: usize },
@@ -90,6 +91,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => which().prop_map(|which| Op::Delete { which }),
         3 => (which(), which()).prop_map(|(which, snapshot)| Op::Rollback { which, snapshot }),
         4 => (which(), 1_usize..900).prop_map(|(which, blocks)| Op::Resize { which, blocks }),
+        2 => which().prop_map(|which| Op::Rename { which }),
         3 => Just(Op::Checkpoint),
         2 => Just(Op::Rest),
         1 => (0_usize..3, 1_usize..12).prop_map(|(device, extents)| Op::Grow { device, extents }),
@@ -267,6 +269,15 @@ impl Machine {
         }
     }
 
+    fn rename(&mut self, which: usize) {
+        let Some((name, volume)) = self.pick(which, |_| true) else { return };
+        let to = self.name();
+        let control = Control::Rename { volume: volume.id, name: to.clone() };
+        assert_eq!(self.control(control), Some(Outcome::Renamed));
+        self.volumes.remove(&name);
+        self.volumes.insert(to, volume);
+    }
+
     fn roll_back(&mut self, which: usize, snapshot: usize) {
         let volume = self.pick(which, |v| v.kind == VolumeKind::Volume);
         let Some((name, volume)) = volume else { return };
@@ -344,6 +355,7 @@ impl Machine {
             }
             Op::Rollback { which, snapshot } => self.roll_back(which, snapshot),
             Op::Resize { which, blocks } => self.resize(which, blocks),
+            Op::Rename { which } => self.rename(which),
             Op::Checkpoint => {
                 assert_eq!(self.control(Control::Checkpoint), Some(Outcome::Checkpointed));
             }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::answers::{self, is_namespace};
 use super::attach::FrontEndArguments;
 use super::set::{self, SettingArguments};
-use super::{Context, amount, size_argument};
+use super::{Context, amount, names, size_argument};
 
 /// Make a volume and attach it
 ///
@@ -23,7 +23,7 @@ use super::{Context, amount, size_argument};
     after_help = "Example:\n  blockd add --size 10G data\n  blockd add --size 1T --pool fast db"
 )]
 pub(crate) struct Add {
-    /// Its name: 1 to 128 bytes without '/'
+    /// Its name, 1 to 128 bytes without '/', or POOL/NAME
     pub name: String,
 
     /// How much clients see, like 512M, 10G, 1T (powers of 1024)
@@ -87,7 +87,8 @@ struct Added {
 }
 
 impl Add {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         let size_bytes = size_argument("size", &self.size)?;
         let block_size = block_size_argument(self.block_size.as_deref())?;
         let create = CreateVolumeRequest {

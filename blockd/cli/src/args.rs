@@ -10,8 +10,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use super::duration::duration;
 use super::{
     add, attach, clone, completions, del, diff, events, extend_request, features, health,
-    import_export, man, node, pmem, pool, pool_tools, recover, resize, rollback, set, snapshot,
-    space, top, tune, volumes,
+    import_export, man, node, pmem, pool, pool_tools, recover, rename, resize, rollback, set,
+    snapshot, space, top, tune, volumes,
 };
 
 /// The whole command line.
@@ -68,6 +68,7 @@ pub(crate) enum Verb {
     List(volumes::List),
     Show(volumes::Show),
     Resize(resize::Resize),
+    Rename(rename::Rename),
     Set(set::Set),
     Snapshot(snapshot::Snapshot),
     Clone(clone::Clone),
@@ -156,7 +157,10 @@ pub(crate) fn command() -> clap::Command {
     Arguments::command().after_long_help(format!("{UNITS}\n{}", exit_codes()))
 }
 
-const UNITS: &str = "Units:\n  \
+const UNITS: &str = "Volumes:\n  \
+    A volume is NAME, in the daemon's default pool or that of --pool, or POOL/NAME; /NAME is one\n  \
+    of the default pool.\n\n\
+    Units:\n  \
     A size is a whole number with a unit, 10G for 10 GiB. K M G T P E are powers of 1024, KiB to\n  \
     EiB say the same, and a number alone is bytes.\n";
 

@@ -5,7 +5,7 @@ use blockd_media::error::Error;
 use clap::value_parser;
 use serde::Serialize;
 
-use super::{Context, answers};
+use super::{Context, answers, names};
 
 /// Make a volume reachable for clients
 ///
@@ -15,7 +15,7 @@ use super::{Context, answers};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd attach data --read-only\n  blockd attach data --nbd")]
 pub(crate) struct Attach {
-    /// The volume
+    /// The volume, NAME or POOL/NAME
     pub name: String,
 
     /// The pool that it is in [default: the daemon's default pool]
@@ -83,7 +83,7 @@ impl FrontEndArguments {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd detach data")]
 pub(crate) struct Detach {
-    /// The volume
+    /// The volume, NAME or POOL/NAME
     pub name: String,
 
     /// The pool that it is in [default: the daemon's default pool]
@@ -115,7 +115,8 @@ struct Detached {
 }
 
 impl Attach {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         let mut client = context.client().await?;
         let request = self.front_end.request(self.name, self.pool, self.read_only);
         let answer = client.attach_volume(request).await?;
@@ -138,7 +139,8 @@ impl Attach {
 }
 
 impl Detach {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         let mut client = context.client().await?;
         let request =
             DetachVolumeRequest { name: self.name.clone(), pool: self.pool, force: self.force };

@@ -62,6 +62,7 @@ calls! {
     create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse;
     clone_volume: CloneVolumeRequest -> CloneVolumeResponse;
     rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
+    rename_volume: RenameVolumeRequest -> RenameVolumeResponse;
     attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
     detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
     recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;

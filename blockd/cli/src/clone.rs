@@ -4,7 +4,7 @@ use blockd_api::v1::{CloneVolumeRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::{Context, amount, answers, size_argument};
+use super::{Context, amount, answers, names, size_argument};
 
 /// Make a volume that begins as a snapshot's content
 ///
@@ -16,7 +16,7 @@ use super::{Context, amount, answers, size_argument};
     after_help = "Example:\n  blockd clone data-monday test\n  blockd clone golden vm1 --size 40G"
 )]
 pub(crate) struct Clone {
-    /// The snapshot
+    /// The snapshot, NAME or POOL/NAME
     pub snapshot: String,
 
     /// The new volume's name: 1 to 128 bytes without '/'
@@ -39,7 +39,8 @@ struct Cloned {
 }
 
 impl Clone {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.snapshot, &mut self.name])?;
         let size = self.size.as_deref().map(|text| size_argument("size", text)).transpose()?;
         if size == Some(0) {
             return Err(Error::invalid("size", 0, "more than 0"));

@@ -8,7 +8,7 @@ use blockd_media::units;
 use serde::Serialize;
 
 use super::client::Client;
-use super::{Context, amount, answers};
+use super::{Context, amount, answers, names};
 
 /// Detach a volume and delete it with all it holds
 ///
@@ -20,7 +20,7 @@ use super::{Context, amount, answers};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd del data\n  blockd del scratch --yes")]
 pub(crate) struct Del {
-    /// The volume
+    /// The volume, NAME or POOL/NAME
     pub name: String,
 
     /// The pool that it is in [default: the daemon's default pool]
@@ -46,7 +46,8 @@ struct Deleted {
 }
 
 impl Del {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         let mut client = context.client().await?;
         let is_asked = !self.yes
             && !context.output.is_json()

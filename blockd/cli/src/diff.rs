@@ -4,7 +4,7 @@ use blockd_api::v1::{self, DiffVolumeRequest, VolumeRange};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::{Context, amount, size_argument};
+use super::{Context, amount, names, size_argument};
 
 /// Show what a volume holds, or what has changed since a snapshot
 ///
@@ -18,7 +18,7 @@ use super::{Context, amount, size_argument};
     after_help = "Example:\n  blockd diff data\n  blockd diff data@tuesday --since data@monday"
 )]
 pub(crate) struct Diff {
-    /// The volume or snapshot
+    /// The volume or snapshot, NAME or POOL/NAME
     pub name: String,
 
     /// Snapshot to compare with; without it, allocated ranges are shown
@@ -85,7 +85,8 @@ impl Joined {
 }
 
 impl Diff {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name].into_iter().chain(&mut self.since))?;
         let from_bytes = size_argument("from", &self.from)?;
         let mut joined = Joined { with_zeroes: self.since.is_some(), ..Joined::default() };
         let request = DiffVolumeRequest {

@@ -7,10 +7,10 @@ use blockd_media::error::Error;
 use blockd_media::ublk::features;
 use serde::Serialize;
 
-use super::Context;
 use super::answers;
 use super::output::table::{Cell, Side, Table};
 use super::output::terminal::Tone;
+use super::{Context, names};
 
 /// Show what the kernel's ublk driver can do and what of it is used
 ///
@@ -19,7 +19,7 @@ use super::output::terminal::Tone;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd features\n  blockd features data")]
 pub(crate) struct Features {
-    /// The volume whose block device is meant
+    /// The volume whose block device is meant, NAME or POOL/NAME
     pub name: Option<String>,
 
     /// The pool that it is in [default: the daemon's default pool]
@@ -57,7 +57,8 @@ struct Shape {
 }
 
 impl Features {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, &mut self.name)?;
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         let Some(name) = self.name else {
             let driver = context.program.ublk_features(LIMIT)?;

@@ -11,6 +11,7 @@ mod args;
 mod attach;
 mod client;
 mod clone;
+mod columns;
 mod completions;
 mod del;
 mod diff;
@@ -24,6 +25,7 @@ mod holds;
 mod import_export;
 mod man;
 mod map;
+mod names;
 mod node;
 mod output;
 mod pmem;
@@ -31,6 +33,7 @@ mod pool;
 mod pool_tools;
 mod program;
 mod recover;
+mod rename;
 mod resize;
 mod rollback;
 #[cfg(test)]
@@ -107,7 +110,12 @@ fn run(context: &Context, verb: Verb) -> Result<(), Error> {
         verb => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|source| Error::io("starting", source))?;
-            let ended = runtime.block_on(ask(context, verb));
+            let ended = runtime.block_on(async {
+                match ask(context, verb).await {
+                    Err(error) => Err(names::with_places(context, error).await),
+                    done => done,
+                }
+            });
             // A thread that still reads standard input or keys must not hold the end up.
             runtime.shutdown_background();
             ended
@@ -141,6 +149,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::List(list) => list.run(context).await,
         Verb::Show(show) => show.run(context).await,
         Verb::Resize(resize) => resize.run(context).await,
+        Verb::Rename(rename) => rename.run(context).await,
         Verb::Set(set) => set.run(context).await,
         Verb::Snapshot(snapshot) => snapshot.run(context).await,
         Verb::Clone(clone) => clone.run(context).await,

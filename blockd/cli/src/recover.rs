@@ -4,7 +4,7 @@ use blockd_api::v1::{RecoverDevicesRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::Context;
+use super::{Context, names};
 
 /// Serve block devices again that are not served
 ///
@@ -13,7 +13,7 @@ use super::Context;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd recover\n  blockd recover data")]
 pub(crate) struct Recover {
-    /// Only this volume
+    /// Only this volume, NAME or POOL/NAME
     #[arg(default_value = "", hide_default_value = true)]
     pub name: String,
 
@@ -30,7 +30,8 @@ struct Recovered {
 }
 
 impl Recover {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         let mut client = context.client().await?;
         let request = RecoverDevicesRequest { name: self.name, pool: self.pool };
         let answer = client.recover_devices(request).await?;

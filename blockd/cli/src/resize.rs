@@ -4,7 +4,7 @@ use blockd_api::v1::{ResizeVolumeRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::{Context, amount, answers, size_argument};
+use super::{Context, amount, answers, names, size_argument};
 
 /// Change a volume's size
 ///
@@ -14,7 +14,7 @@ use super::{Context, amount, answers, size_argument};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd resize data --size 20G")]
 pub(crate) struct Resize {
-    /// The volume
+    /// The volume, NAME or POOL/NAME
     pub name: String,
 
     /// The new size, like 512M, 10G, 1T (powers of 1024)
@@ -41,7 +41,8 @@ struct Resized {
 }
 
 impl Resize {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         let size_bytes = size_argument("size", &self.size)?;
         let mut client = context.client().await?;
         let request = ResizeVolumeRequest {

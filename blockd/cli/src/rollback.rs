@@ -4,7 +4,7 @@ use blockd_api::v1::{RollbackVolumeRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::{Context, amount, answers};
+use super::{Context, amount, answers, names};
 
 /// Make a volume what a snapshot of it holds
 ///
@@ -15,7 +15,7 @@ use super::{Context, amount, answers};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd rollback data data-monday")]
 pub(crate) struct Rollback {
-    /// The volume
+    /// The volume, NAME or POOL/NAME
     pub name: String,
 
     /// The snapshot
@@ -38,7 +38,8 @@ struct RolledBack {
 }
 
 impl Rollback {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name, &mut self.snapshot])?;
         let snapshot = self.snapshot.clone();
         let request = RollbackVolumeRequest {
             name: self.name,

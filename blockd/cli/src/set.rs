@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::duration::duration;
 use super::output::Output;
-use super::{Context, amount, answers, size_argument};
+use super::{Context, amount, answers, names, size_argument};
 
 /// Set limits of a volume, and what it does when its pool is full
 ///
@@ -17,7 +17,7 @@ use super::{Context, amount, answers, size_argument};
 #[command(after_help = "Example:\n  blockd set data --iops 5000 --bandwidth 100M\n  \
                   blockd set db --thick --on-full timeout=60s\n  blockd set scratch --quota 20G")]
 pub(crate) struct Set {
-    /// The volume
+    /// The volume, NAME or POOL/NAME
     pub name: String,
 
     /// The pool that it is in [default: the daemon's default pool]
@@ -144,7 +144,8 @@ pub(super) fn warn(warnings: &[String]) {
 }
 
 impl Set {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         let request = self.settings.request(&self.name, &self.pool)?.ok_or_else(|| {
             let allowed =
                 "one of --thick, --thin, --reserve, --quota, --on-full, --iops, --bandwidth";

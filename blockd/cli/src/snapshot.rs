@@ -4,7 +4,7 @@ use blockd_api::v1::{CreateSnapshotsRequest, SnapshotMember, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::{Context, amount};
+use super::{Context, amount, names};
 
 /// Take snapshots of volumes, all at the same moment
 ///
@@ -18,7 +18,8 @@ use super::{Context, amount};
     after_help = "Example:\n  blockd snapshot data=data-monday\n  blockd snapshot db log --tag monday"
 )]
 pub(crate) struct Snapshot {
-    /// The volumes, each with its snapshot's name, or without where --tag is given
+    /// The volumes, NAME or POOL/NAME, each with its snapshot's name, or without where --tag is
+    /// given
     #[arg(required = true, value_name = "VOLUME[=NAME]")]
     pub volumes: Vec<String>,
 
@@ -40,25 +41,43 @@ struct Taken {
 
 impl Snapshot {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
-        let tag = self.tag.as_deref();
-        let members: Result<_, Error> = self.volumes.iter().map(|one| member(one, tag)).collect();
-        let request = CreateSnapshotsRequest { pool: self.pool, members: members? };
+        let (pool, members) = members(self.pool, &self.volumes, self.tag.as_deref())?;
+        let request = CreateSnapshotsRequest { pool, members };
         let answer = context.client().await?.create_snapshots(request).await?;
         let taken = Taken { changed: answer.changed, snapshots: answer.snapshots };
         context.output.either(&taken, || human(&taken, context))
     }
 }
 
-/// A volume and its snapshot's name.
-fn member(text: &str, tag: Option<&str>) -> Result<SnapshotMember, Error> {
-    let (volume, name) = match (text.split_once('='), tag) {
-        (Some((volume, name)), _) => (volume, name.to_owned()),
-        (None, Some(tag)) => (text, format!("{text}@{tag}")),
-        (None, None) => {
-            return Err(Error::invalid("volume", text, "VOLUME=NAME, or VOLUME and --tag"));
-        }
+/// A volume, and its snapshot's name if that is given.
+fn split(text: &str) -> (String, Option<&str>) {
+    match text.split_once('=') {
+        Some((volume, name)) => (volume.to_owned(), Some(name)),
+        None => (text.to_owned(), None),
+    }
+}
+
+/// The pool, and volumes of it with the names of their snapshots.
+fn members(
+    mut pool: String,
+    volumes: &[String],
+    tag: Option<&str>,
+) -> Result<(String, Vec<SnapshotMember>), Error> {
+    let (mut sources, given): (Vec<String>, Vec<_>) =
+        volumes.iter().map(|text| split(text)).unzip();
+    names::place(&mut pool, &mut sources)?;
+    let member = |(volume, given): (String, Option<&str>)| {
+        let name = match (given, tag) {
+            (Some(name), _) => name.to_owned(),
+            (None, Some(tag)) => format!("{volume}@{tag}"),
+            (None, None) => {
+                return Err(Error::invalid("volume", volume, "VOLUME=NAME, or VOLUME and --tag"));
+            }
+        };
+        Ok(SnapshotMember { volume, name })
     };
-    Ok(SnapshotMember { volume: volume.to_owned(), name })
+    let members: Result<_, Error> = sources.into_iter().zip(given).map(member).collect();
+    Ok((pool, members?))
 }
 
 fn human(taken: &Taken, context: &Context) -> String {
@@ -78,11 +97,19 @@ mod tests {
 
     #[test]
     fn a_name_is_given_or_made_with_the_tag() {
-        let named = |text: &str, tag| member(text, tag).map(|one| (one.volume, one.name));
-        let pair = |volume: &str, name: &str| (volume.to_owned(), name.to_owned());
-        assert_eq!(named("a=b", None).unwrap(), pair("a", "b"));
-        assert_eq!(named("a=b=c", Some("t")).unwrap(), pair("a", "b=c"));
-        assert_eq!(named("a", Some("t")).unwrap(), pair("a", "a@t"));
+        let named = |text: &str, tag| {
+            let (pool, members) = members(String::new(), &[text.to_owned()], tag)?;
+            let one = members[0].clone();
+            Ok::<_, Error>((pool, one.volume, one.name))
+        };
+        let all = |pool: &str, volume: &str, name: &str| {
+            (pool.to_owned(), volume.to_owned(), name.to_owned())
+        };
+        assert_eq!(named("a=b", None).unwrap(), all("", "a", "b"));
+        assert_eq!(named("a=b=c", Some("t")).unwrap(), all("", "a", "b=c"));
+        assert_eq!(named("a", Some("t")).unwrap(), all("", "a", "a@t"));
+        assert_eq!(named("p/a", Some("t")).unwrap(), all("p", "a", "a@t"));
+        assert_eq!(named("p/a=b", None).unwrap(), all("p", "a", "b"));
         let error = named("a", None).unwrap_err();
         assert!(error.to_string().contains("--tag"), "{error}");
     }

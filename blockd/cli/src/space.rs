@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::output::table::{Cell, Side, Table, properties};
 use super::usage::Usage;
-use super::{Context, amount, answers};
+use super::{Context, amount, answers, names};
 
 /// Show what volumes take, and what deleting them would give back
 ///
@@ -19,7 +19,7 @@ use super::{Context, amount, answers};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd space\n  blockd space data@monday data@tuesday")]
 pub(crate) struct Space {
-    /// Volumes and snapshots, at most 64 [default: each of the pool]
+    /// Volumes and snapshots, NAME or POOL/NAME, at most 64 [default: each of the pool]
     pub names: Vec<String>,
 
     /// The pool that they are in [default: the daemon's default pool]
@@ -54,7 +54,8 @@ struct Row {
 }
 
 impl Space {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, &mut self.names)?;
         let mut client = context.client().await?;
         let is_whole = self.names.is_empty();
         let request = SpaceRequest { pool: self.pool.clone(), names: self.names };

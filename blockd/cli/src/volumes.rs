@@ -8,10 +8,10 @@ use blockd_media::error::Error;
 use blockd_media::ublk::features;
 use serde::Serialize;
 
+use super::columns::{Column, table};
 use super::output::percent;
-use super::output::table::{Cell, Side, Table, properties};
-use super::output::terminal::Tone;
-use super::{Context, amount, answers, set};
+use super::output::table::{Side, Table, properties};
+use super::{Context, amount, answers, names, set};
 
 /// List volumes and snapshots
 ///
@@ -19,11 +19,26 @@ use super::{Context, amount, answers, set};
 /// FROM is what a snapshot is of, or what a volume was cloned from. What deleted volumes held is
 /// let go in the background: a line below the table says how far that is.
 #[derive(Debug, clap::Args)]
-#[command(visible_alias = "ls", after_help = "Example:\n  blockd list\n  blockd list --json")]
+#[command(
+    visible_alias = "ls",
+    after_help = "Example:\n  blockd list\n  blockd list --sort mapped --columns name,mapped,made\n  \
+                  blockd list --json"
+)]
 pub(crate) struct List {
     /// Only volumes of this pool
     #[arg(long, default_value = "", hide_default_value = true)]
     pub pool: String,
+
+    /// Order: any column. Words from A to Z, numbers from the largest, times from the newest
+    /// [default: by pool and name]
+    #[arg(long, value_name = "KEY")]
+    pub sort: Option<String>,
+
+    /// Columns of the table, in this order: name, pool, size, mapped, state, from, conn, where,
+    /// kind, id, made, block-size, valid, exclusive, shared, reserved, set-aside, quota, iops,
+    /// bandwidth [default: the first eight]. JSON always has all
+    #[arg(long, value_name = "A,B,...")]
+    pub columns: Option<String>,
 }
 
 /// Show one volume: sizes, space, where it is served, who is connected
@@ -35,7 +50,7 @@ pub(crate) struct List {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd show data")]
 pub(crate) struct Show {
-    /// The volume
+    /// The volume, NAME or POOL/NAME
     pub name: String,
 
     /// The pool that it is in [default: the daemon's default pool]
@@ -64,16 +79,23 @@ pub(crate) struct Shown {
 
 impl List {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        let columns = Column::listed("columns", self.columns.as_deref())?;
+        let sort = self.sort.map(|key| Column::named("sort", &key)).transpose()?;
         let mut client = context.client().await?;
-        // The shared bytes are only in the JSON, and counting it takes time.
-        let request = ListVolumesRequest { pool: self.pool, brief: !context.output.is_json() };
+        // Counting what is shared takes time.
+        let is_counted =
+            context.output.is_json() || columns.iter().chain(&sort).any(Column::is_counted);
+        let request = ListVolumesRequest { pool: self.pool, brief: !is_counted };
         let answer = client.list_volumes(request).await?;
-        let listed = Listed { volumes: answer.volumes, releasing: answer.releasing };
+        let mut listed = Listed { volumes: answer.volumes, releasing: answer.releasing };
+        if let Some(key) = sort {
+            key.sort(&mut listed.volumes);
+        }
         context.output.either(&listed, || {
             if listed.volumes.is_empty() && context.output.terminal().interactive {
                 return "no volumes; `blockd add --size 10G NAME` makes one\n".to_owned();
             }
-            let mut text = table(&listed.volumes, context);
+            let mut text = table(&listed.volumes, &columns, context);
             for one in &listed.releasing {
                 let name = if one.name.is_empty() { "a volume" } else { &one.name };
                 let size = |bytes| context.output.size(amount(bytes));
@@ -86,7 +108,8 @@ impl List {
 }
 
 impl Show {
-    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         let mut client = context.client().await?;
         let request = GetVolumeRequest { name: self.name, pool: self.pool };
         let volume = answers::volume(client.get_volume(request).await?.volume)?;
@@ -103,43 +126,6 @@ impl Show {
         let shown = Shown { connections, snapshots, clones, volume };
         context.output.either(&shown, || details(&shown, context))
     }
-}
-
-pub(crate) fn table(volumes: &[Volume], context: &Context) -> String {
-    let output = &context.output;
-    let mut table = Table::new(&[
-        ("name", Side::Left),
-        ("pool", Side::Left),
-        ("size", Side::Right),
-        ("mapped", Side::Right),
-        ("state", Side::Left),
-        ("from", Side::Left),
-        ("conn", Side::Right),
-        ("where", Side::Left),
-    ]);
-    for volume in volumes {
-        let state = answers::state(volume);
-        let tone = match (volume.attached, volume.device_problem.is_empty()) {
-            (_, false) => Tone::Bad,
-            (true, true) => Tone::Good,
-            (false, true) => Tone::Dim,
-        };
-        table.row([
-            volume.name.as_str().into(),
-            volume.pool.as_str().into(),
-            output.size(amount(volume.size_bytes)).into(),
-            output.size(amount(volume.mapped_bytes)).into(),
-            Cell::toned(state, tone),
-            if volume.origin.is_empty() { "-" } else { volume.origin.as_str() }.into(),
-            volume.connections.to_string().into(),
-            match answers::place(volume) {
-                "" if !volume.device_problem.is_empty() => volume.device_problem.as_str().into(),
-                "" => "-".into(),
-                place => place.into(),
-            },
-        ]);
-    }
-    table.render(output.terminal())
 }
 
 pub(crate) fn details(shown: &Shown, context: &Context) -> String {

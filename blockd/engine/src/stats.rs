@@ -4,7 +4,10 @@
 
 mod media;
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
 
 pub use media::{DeviceStats, MediaOp, MediaStats};
 
@@ -170,13 +173,48 @@ fn upper_end(bucket: usize) -> u64 {
     if power >= 2 { base + (part + 1) * (base >> 2) } else { base * 2 }
 }
 
+/// The name of a volume, which may be renamed while it is counted.
+#[derive(Debug, Default)]
+pub struct SharedName(RwLock<String>);
+
+impl SharedName {
+    /// The present name.
+    #[must_use]
+    pub fn get(&self) -> String {
+        self.0.read().clone()
+    }
+
+    /// Whether this is the present name.
+    #[must_use]
+    pub fn is(&self, name: &str) -> bool {
+        *self.0.read() == name
+    }
+
+    /// Changes the name.
+    pub fn set(&self, name: &str) {
+        name.clone_into(&mut self.0.write());
+    }
+}
+
+impl From<String> for SharedName {
+    fn from(name: String) -> Self {
+        Self(RwLock::new(name))
+    }
+}
+
+impl fmt::Display for SharedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.read())
+    }
+}
+
 /// One worker's counters of one volume.
 #[derive(Debug, Default)]
 pub struct VolumeStats {
     /// The pool's name.
     pub pool: String,
     /// The volume's name.
-    pub volume: String,
+    pub volume: SharedName,
     /// The worker's number.
     pub worker: usize,
     /// Requests answered, by [`Op`].

@@ -241,6 +241,10 @@ impl State {
                 self.share(source, &New { id: volume, name, size: Some(size), lsn, made })
             }
             Change::Rollback { volume, snapshot } => self.roll_back(volume, snapshot),
+            Change::Rename { volume, name } => {
+                self.view(volume)?.record.name = name;
+                Ok(())
+            }
             Change::SnapshotGroup { volume, made, ref members } => {
                 for (id, member) in (volume.0..).zip(members.iter()) {
                     let new = New { id: VolumeId(id), name: member.name, size: None, lsn, made };

@@ -104,7 +104,7 @@ fn existing_group(
     let Some(first) = there.first() else {
         return Err(MapperError::Internal("a group that is not there"));
     };
-    let text = |volume: &Volume| volume.identity.name.to_string();
+    let text = |volume: &Volume| volume.name().to_string();
     if let Some((member, _)) = missing {
         let missing = member.name.to_string();
         return Err(MapperError::GroupPartly { existing: text(first), missing });

@@ -47,7 +47,7 @@ impl Pool {
     #[must_use]
     pub fn has(&self, id: VolumeId, name: &str) -> bool {
         let volumes = self.volumes.read();
-        let has_name = |one: &Arc<Volume>| one.identity.name.as_str() == name;
+        let has_name = |one: &Arc<Volume>| one.name().as_str() == name;
         volumes.get(&id).is_some_and(has_name)
             || VolumeName::new(name).is_ok_and(|name| volumes.named(&name).is_some())
     }
@@ -55,7 +55,7 @@ impl Pool {
     /// The name of a volume or snapshot.
     #[must_use]
     pub fn name_of(&self, id: VolumeId) -> Option<String> {
-        self.volumes.read().get(&id).map(|one| one.identity.name.as_str().to_owned())
+        self.volumes.read().get(&id).map(|one| one.name().as_str().to_owned())
     }
 
     /// Whether others were made of a volume of this lineage, or it of others: only these share
@@ -97,7 +97,7 @@ impl Pool {
         found.values().map(|volume| volume.summary(self.geometry)).collect()
     }
 
-    /// A number that rises when a volume or snapshot is added or removed.
+    /// A number that rises when a volume or snapshot is added, removed or renamed.
     #[must_use]
     pub fn volumes_version(&self) -> u64 {
         self.volumes.read().version()

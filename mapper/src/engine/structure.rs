@@ -1,5 +1,5 @@
-//! Structure changes: the changes of the map by create, delete, resize, snapshot, clone and
-//! rollback.
+//! Structure changes: the changes of the map by create, delete, resize, snapshot, clone, rollback
+//! and rename.
 //!
 //! The same functions serve a running pool (with the mutation gate closed and the volume drained)
 //! and replay. They don't touch data, and take time with the size of a directory, not of a volume.
@@ -58,10 +58,9 @@ impl Engine {
                     block_size,
                     created: lsn,
                     made,
-                    name,
                 };
                 let directory = self.new_directory(size)?;
-                self.add_volume(Volume::new(identity, size, directory))
+                self.add_volume(Volume::new(identity, name, size, directory))
             }
             Change::Delete { volume } => self.delete_volume(volume, lsn),
             Change::Resize { volume, size } => self.resize_volume(volume, size, lsn),
@@ -72,6 +71,12 @@ impl Engine {
                 self.share(source, &New { id: volume, name, size: Some(size), lsn, made })
             }
             Change::Rollback { volume, snapshot } => self.roll_back(volume, snapshot, lsn),
+            Change::Rename { volume, name } => {
+                self.pool.volume(volume)?;
+                self.pool.volumes.write().rename(volume, name);
+                self.mark_record(volume);
+                Ok(())
+            }
             _ => Err(MapperError::Internal("not a structure change")),
         }
     }
@@ -159,11 +164,10 @@ impl Engine {
             block_size: source.identity.block_size,
             created: lsn,
             made,
-            name,
         };
         let size = size.unwrap_or_else(|| source.size.load(Ordering::Acquire));
         let directory = self.shared_directory(&source.directory.load(), size)?;
-        let volume = Volume::new(identity, size, directory);
+        let volume = Volume::new(identity, name, size, directory);
         volume.set_totals(source.totals());
         if kind == VolumeKind::Snapshot {
             // X2: an origin that has just been frozen holds no more than its data, and the space

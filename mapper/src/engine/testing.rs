@@ -39,7 +39,7 @@ pub(crate) fn volume(id: u32, name: &str) -> Arc<Volume> {
         block_size: 512,
         created: Lsn(1),
         made: WallTime::default(),
-        name: VolumeName::new(name).unwrap(),
     };
-    Arc::new(Volume::new(identity, 4096, Directory::new(1).unwrap()))
+    let name = VolumeName::new(name).unwrap();
+    Arc::new(Volume::new(identity, name, 4096, Directory::new(1).unwrap()))
 }

@@ -33,10 +33,11 @@ const SNAPSHOT: u8 = 7;
 const CLONE: u8 = 8;
 const ROLLBACK: u8 = 9;
 const SNAPSHOT_GROUP: u8 = 10;
+const RENAME: u8 = 11;
 /// Only in pools with the feature; else as reserved as the others.
 const COMPOSITE: u8 = 67;
 /// For features to come; 64 to 66 are to be grant, grow and mark.
-const RESERVED: std::ops::RangeInclusive<u8> = 11..=127;
+const RESERVED: std::ops::RangeInclusive<u8> = 12..=127;
 const CONTINUED: u8 = 255;
 
 /// One snapshot of a group.
@@ -157,6 +158,13 @@ pub enum Change {
         /// 2 to 16 snapshots. Shared, so that the enum stays as small as its other changes.
         members: Arc<[GroupMember]>,
     },
+    /// The volume or snapshot has another name.
+    Rename {
+        /// Which.
+        volume: VolumeId,
+        /// Its name from now on.
+        name: VolumeName,
+    },
 }
 
 impl Change {
@@ -186,7 +194,8 @@ impl Change {
             | Self::Snapshot { volume, .. }
             | Self::Clone { volume, .. }
             | Self::Rollback { volume, .. }
-            | Self::SnapshotGroup { volume, .. } => volume,
+            | Self::SnapshotGroup { volume, .. }
+            | Self::Rename { volume, .. } => volume,
         }
     }
 
@@ -213,9 +222,10 @@ impl Change {
 
     const fn name(&self) -> Option<&VolumeName> {
         match self {
-            Self::Create { name, .. } | Self::Snapshot { name, .. } | Self::Clone { name, .. } => {
-                Some(name)
-            }
+            Self::Create { name, .. }
+            | Self::Snapshot { name, .. }
+            | Self::Clone { name, .. }
+            | Self::Rename { name, .. } => Some(name),
             _ => None,
         }
     }
@@ -242,6 +252,7 @@ impl Change {
             Self::SnapshotGroup { made, ref members, .. } => {
                 (SNAPSHOT_GROUP, [members.len() as u64, 0, made.0 << 8])
             }
+            Self::Rename { ref name, .. } => (RENAME, [0, 0, name_len(name).into()]),
         }
     }
 
@@ -396,6 +407,7 @@ fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Chang
             let members = members_from(head, volume, a, more.unwrap_or_default())?;
             Ok(Change::SnapshotGroup { volume, made, members })
         }
+        RENAME => zero(&[a, b]).and(Ok(Change::Rename { volume, name: name(c)? })),
         COMPOSITE if limits.has_composite() => {
             let extent = extent(a)?;
             let overlay = physical("overlay", b, limits)?;
@@ -409,7 +421,7 @@ fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Chang
         kind if RESERVED.contains(&kind) => {
             Err(Problem::UnsupportedKind { what: "record kind", found: kind.into() })
         }
-        kind => Err(Problem::field("record kind", kind.into(), "from 1 to 10")),
+        kind => Err(Problem::field("record kind", kind.into(), "from 1 to 11")),
     }
 }
 

@@ -276,7 +276,6 @@ impl Loader {
             block_size: record.block_size,
             created: record.created_lsn,
             made: record.made,
-            name: record.name,
         };
         let slots = pool.geometry.slots_for(record.size);
         let directory = crate::directory::Directory::new(slots)
@@ -286,7 +285,8 @@ impl Loader {
             return bad("a volume's tree has not the levels of its size");
         }
         self.trees.insert(record.id, VolumeTree { tree, place });
-        let volume = std::sync::Arc::new(Volume::new(identity, record.size, directory));
+        let volume =
+            std::sync::Arc::new(Volume::new(identity, record.name, record.size, directory));
         volume.set(record.settings, pool.geometry);
         pool.volumes.write().insert(volume);
         self.records.insert(at, *record);

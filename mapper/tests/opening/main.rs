@@ -18,6 +18,7 @@ use blockd_mapper::io::Page;
 use blockd_mapper::open::{OpenMode, OpenOptions, Opening};
 use blockd_mapper::plan::{ParkReason, Plan, Step};
 use blockd_mapper::pool::Tuning;
+use blockd_mapper::units::VolumeId;
 
 use common::{Media, Rig};
 
@@ -215,9 +216,11 @@ fn bad_commands_name_the_value_and_change_nothing() {
         (create("a", 2 << 20, 512), "exists with size in bytes 1048576, asked for 2097152"),
         (Control::Resize { volume: id, size: 5000 }, "size is 5000"),
         (Control::Resize { volume: id, size: 512 }, "size is 512"),
-        (Control::Delete { volume: blockd_mapper::units::VolumeId(99) }, "99"),
+        (Control::Delete { volume: VolumeId(99) }, "99"),
         (Control::Clone { source: id, name: "c".into(), size: None }, "is not a snapshot"),
         (Control::Rollback { volume: id, snapshot: id }, "is not a snapshot"),
+        (Control::Rename { volume: id, name: "a/b".into() }, "volume name"),
+        (Control::Rename { volume: VolumeId(99), name: "b".into() }, "99"),
         (Control::GrowDevice { device: 3, size: 1 << 30 }, "device is 3"),
         (Control::GrowDevice { device: 0, size: 1 }, "no smaller"),
     ] {

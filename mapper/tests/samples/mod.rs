@@ -175,6 +175,7 @@ pub(crate) fn changes() -> Vec<Change> {
             ]
             .into(),
         },
+        Change::Rename { volume, name: name("renamed") },
     ]
 }
 

@@ -220,6 +220,13 @@ impl Recorder {
                 self.data(name)?.resize(units * UNIT, 0);
                 Control::Resize { volume: self.id(name)?, size: (units * UNIT) as u64 }
             }
+            Do::Rename(name, to) => {
+                let (data, id) = (self.data(name)?.clone(), self.id(name)?);
+                self.state.remove(name);
+                self.state.insert(to.to_owned(), data);
+                self.ids.insert(to, id);
+                Control::Rename { volume: id, name: to.to_owned() }
+            }
             Do::Delete(name) => {
                 self.state.remove(name);
                 Control::Delete { volume: self.id(name)? }

@@ -30,6 +30,8 @@ pub enum Do {
     Rollback(&'static str, &'static str),
     /// A new size.
     Resize(&'static str, Units),
+    /// Another name for a volume or snapshot.
+    Rename(&'static str, &'static str),
     /// A volume or snapshot goes.
     Delete(&'static str),
     /// The map is written out.
@@ -59,7 +61,7 @@ pub struct Script {
 
 use Do::{
     Checkpoint, CloneOf, Create, Delete, Disable, Discard, Enable, Flush, FlushEach, Fold, Fua,
-    Group, LargeClone, Resize, Rollback, Snapshot, Write, Zeroes,
+    Group, LargeClone, Rename, Resize, Rollback, Snapshot, Write, Zeroes,
 };
 
 const ONE: &[usize] = &[30];
@@ -180,6 +182,24 @@ pub const SCRIPTS: &[Script] = &[
             Rollback("a", "s"),
             Write("a", 130, 8),
             Flush("a"),
+        ],
+    ),
+    script(
+        "rename",
+        ONE,
+        &[
+            Create("a", 300),
+            Write("a", 0, 24),
+            Rename("a", "b"),
+            Write("b", 8, 140),
+            Snapshot("b", "s"),
+            Write("b", 4, 8),
+            Rename("s", "a"),
+            Checkpoint,
+            Rename("b", "s"),
+            Rename("a", "b"),
+            Create("a", 200),
+            Delete("b"),
         ],
     ),
     script(

@@ -39,6 +39,7 @@ marks! {
     Group "groups of snapshots taken";
     Clone "clones made";
     Rollback "rollbacks";
+    Rename "volumes and snapshots renamed";
     RepeatedControl "control commands repeated that had been carried out";
     CommitAsked "commits asked for";
     CheckpointAsked "checkpoints asked for";

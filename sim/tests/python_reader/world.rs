@@ -115,6 +115,13 @@ impl World {
         *self.data(name) = self.volumes[snapshot].data.clone();
     }
 
+    fn rename(&mut self, name: &str, to: &str) {
+        let control = Control::Rename { volume: self.id(name), name: to.to_owned() };
+        assert_eq!(self.rig.control(control), Ok(Outcome::Renamed));
+        let expected = self.volumes.remove(name).unwrap();
+        self.volumes.insert(to.to_owned(), expected);
+    }
+
     fn delete(&mut self, name: &str) {
         self.rig.control(Control::Delete { volume: self.id(name) }).unwrap();
         self.volumes.remove(name);
@@ -154,6 +161,7 @@ impl World {
         self.scatter("copy", 8);
         self.write("copy", 6 * MIB, 512);
         self.delete("gone");
+        self.rename("empty", "gone");
         self.flush("plain");
     }
 
@@ -170,6 +178,8 @@ impl World {
         self.delete("monday");
         self.create("late", 3 * MIB, 512);
         self.scatter("late", 8);
+        self.rename("tuesday", "wednesday");
+        self.rename("gone", "tuesday");
         self.snapshot("tail", "of tail");
         self.clone("of tail", "copy of tail", 2 * MIB);
         self.discard("four", 0, 36 * MIB);
@@ -180,7 +190,7 @@ impl World {
     pub(super) fn third_history(&mut self) {
         self.resize("copy", 2 * MIB);
         self.resize("copy", 4 * MIB);
-        self.roll_back("plain", "tuesday");
+        self.roll_back("plain", "wednesday");
         self.scatter("plain", 4);
         self.delete("copy of tail");
         self.create("gone", 4 * MIB, 4096);

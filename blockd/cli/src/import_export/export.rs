@@ -26,7 +26,7 @@ use crate::transfer::increment::{Header, Identity, Writer};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::transfer::{Stop, qemu};
-use crate::{Context, amount};
+use crate::{Context, amount, names};
 
 /// Records of a backup gather in a buffer of this size: a head has only 24 bytes.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -43,7 +43,7 @@ const BUFFER_BYTES: usize = 256 << 10;
                   blockd export data - | gzip > data.gz\n  \
                   blockd export data@tuesday tuesday.blkd --since data@monday")]
 pub(crate) struct Export {
-    /// The volume; a snapshot for a backup
+    /// The volume, NAME or POOL/NAME; a snapshot for a backup
     pub name: String,
 
     /// The image to be made; "-" is standard output, which can't be qcow2
@@ -85,7 +85,8 @@ struct Answer {
 }
 
 impl Export {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name].into_iter().chain(&mut self.since))?;
         let to_stdout = self.file.as_os_str() == "-";
         let format = self.format()?;
         if to_stdout && format == Format::Qcow2 {

@@ -23,7 +23,7 @@ use crate::transfer::import::{self, Imported, Source};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::transfer::{Stop, qemu};
-use crate::{Context, amount};
+use crate::{Context, amount, names};
 
 /// Copy a disk image into a new volume
 ///
@@ -50,7 +50,7 @@ pub(crate) struct Import {
     /// The image, or a block device; "-" is standard input, which has to be raw
     pub file: PathBuf,
 
-    /// The volume to be made, or to be changed with --apply
+    /// The volume to be made, or to be changed with --apply: NAME or POOL/NAME
     pub name: String,
 
     /// Format of the image
@@ -126,7 +126,8 @@ struct Place {
 }
 
 impl Import {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
+    pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name])?;
         if self.apply {
             return apply::run(&self, context).await;
         }

@@ -169,6 +169,7 @@ fn words(change: &Change) -> String {
         Change::Rollback { volume, snapshot } => {
             format!("roll back volume {volume} to snapshot {snapshot}")
         }
+        Change::Rename { volume, name } => format!("rename volume {volume} name {}", name.as_str()),
         Change::SnapshotGroup { volume, made, members } => {
             let each = (volume.0..).zip(members.iter());
             let each = each.map(|(id, member)| {

@@ -13,7 +13,7 @@ use super::args::Arguments;
 use super::output::Output;
 use super::output::terminal::Terminal;
 use super::program::testing::Absent;
-use super::{map, space, top, volumes};
+use super::{columns, map, space, top, volumes};
 use svg::Screen;
 
 /// Characters in a line of tables.
@@ -73,7 +73,8 @@ fn page(page: top::Page) -> Screen {
 /// Every picture of this package, by the name of its file.
 fn screens() -> Vec<(&'static str, Screen)> {
     let context = context();
-    let listed = volumes::table(&top::example::volumes(), &context);
+    let usual = columns::Column::listed("columns", None).unwrap();
+    let listed = columns::table(&top::example::volumes(), &usual, &context);
     let picture = map::text::draw(&map::tests::picture(), Some(64), &context.output);
     vec![
         ("top-volumes", page(top::Page::Volumes)),

@@ -40,6 +40,12 @@ impl Record {
         let is_of_pool = self.pool_id.is_empty() || self.pool_id == hex(&pool.id());
         is_of_pool && self.id == volume.0
     }
+
+    /// The present name of its volume, if that is in the pool for certain.
+    pub(super) fn name_now(&self, pool: &PoolHandle) -> Option<String> {
+        let is_certain = self.pool_id == hex(&pool.id());
+        is_certain.then(|| pool.mapper().name_of(VolumeId(self.id))).flatten()
+    }
 }
 
 /// The stored record of a block device.
@@ -181,6 +187,29 @@ impl Attachments {
         .await
     }
 
+    /// Has the attachment of a volume follow it to another name; new clients connect by that. False
+    /// where the volume has none by its former name.
+    pub(super) async fn rename(
+        &self,
+        (pool, former): Place,
+        id: VolumeId,
+        name: String,
+    ) -> Result<bool, Error> {
+        let this = Arc::clone(&self.0);
+        super::blocking(move || {
+            let mut log = this.log.lock();
+            let place = (pool, former);
+            let is_there = |one: &Arc<Attachment>| one.record.id == id.0;
+            if !this.present.read().get(&place).is_some_and(is_there) {
+                return Ok(false);
+            }
+            let (pool, former) = place;
+            this.change(&mut log, vec![Change::Renamed(pool, former, name)])?;
+            Ok(true)
+        })
+        .await
+    }
+
     /// Lets clients connect again to the volumes of a pool that was closed.
     pub(super) fn renew(&self, pool: &str) {
         for (place, attachment) in self.0.present.write().iter_mut() {
@@ -203,7 +232,7 @@ impl Shared {
             changes.iter().for_each(|change| drop(change.clone().apply(&mut next)));
             next.into_values().map(|one| one.record.clone()).collect()
         })?;
-        let places: Vec<Place> = changes.iter().map(Change::place).collect();
+        let places: Vec<Place> = changes.iter().flat_map(Change::places).collect();
         let mut present = self.present.write();
         for change in changes {
             let is_attached = matches!(change, Change::Attached(_));
@@ -225,10 +254,13 @@ impl Shared {
 }
 
 impl Change {
-    fn place(&self) -> Place {
+    fn places(&self) -> Vec<Place> {
         match self {
-            Self::Attached(record) => (record.pool.clone(), record.volume.clone()),
-            Self::Detached(pool, volume) => (pool.clone(), volume.clone()),
+            Self::Attached(record) => vec![(record.pool.clone(), record.volume.clone())],
+            Self::Detached(pool, volume) => vec![(pool.clone(), volume.clone())],
+            Self::Renamed(pool, former, name) => {
+                [former, name].map(|volume| (pool.clone(), volume.clone())).into()
+            }
         }
     }
 
@@ -240,6 +272,12 @@ impl Change {
                 present.insert(place, Attachment::new(record))
             }
             Self::Detached(pool, volume) => present.remove(&(pool, volume)),
+            Self::Renamed(pool, former, name) => {
+                let attachment = present.remove(&(pool.clone(), former))?;
+                let record = Record { volume: name.clone(), ..attachment.record.clone() };
+                present.insert((pool, name), Attachment::new(record));
+                Some(attachment)
+            }
         }
     }
 }
@@ -345,6 +383,28 @@ mod tests {
         let list = Attachments::read(folder.path()).unwrap();
         list.add(record("c")).await.unwrap();
         assert_eq!(names(folder.path()), ["a", "c"]);
+    }
+
+    #[tokio::test]
+    async fn a_renamed_attachment_is_remembered_by_its_new_name_alone() {
+        let folder = folder();
+        let list = Attachments::read(folder.path()).unwrap();
+        list.add(record("a")).await.unwrap();
+        list.add(record("b")).await.unwrap();
+        let former = list.get("p", "a").unwrap();
+        let other = list.rename(place("a"), VolumeId(5), "c".to_owned()).await.unwrap();
+        assert!(!other, "another volume has the name");
+        assert!(list.rename(place("a"), VolumeId(4), "c".to_owned()).await.unwrap());
+        assert!(!list.rename(place("a"), VolumeId(4), "c".to_owned()).await.unwrap());
+        assert_eq!(names(folder.path()), ["b", "c"]);
+        let renamed = list.get("p", "c").unwrap();
+        assert_eq!(renamed.record, record("c"));
+        // A client that had looked it up by the former name does not get in by that any more.
+        former.if_attached(|| panic!("connected by the former name"));
+        let mut is_connected = false;
+        renamed.if_attached(|| is_connected = true);
+        assert!(is_connected);
+        assert_eq!(list.take_changed().unwrap().len(), 3);
     }
 
     #[tokio::test]

@@ -32,6 +32,7 @@ mod policy;
 mod pools;
 mod regions;
 mod releases;
+mod renaming;
 mod served;
 mod server;
 mod service;
@@ -50,6 +51,8 @@ mod tests_of_adding;
 mod tests_of_devices;
 #[cfg(test)]
 mod tests_of_direct;
+#[cfg(test)]
+mod tests_of_renaming;
 #[cfg(test)]
 mod tests_of_snapshots;
 mod volumes;

@@ -299,6 +299,14 @@ impl Calls for Control {
         .await
     }
 
+    async fn rename_volume(
+        &self,
+        asked: Request<v1::RenameVolumeRequest>,
+    ) -> Answer<v1::RenameVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.rename_volume(&asked).await }).await
+    }
+
     async fn diff_volume(
         &self,
         asked: Request<v1::DiffVolumeRequest>,

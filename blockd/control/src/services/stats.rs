@@ -29,8 +29,8 @@ impl Control {
         let mut volumes = ByVolume::new();
         for stats in self.data_path().volume_stats() {
             let wanted = |asked: &str, has: &str| asked.is_empty() || asked == has;
-            if wanted(pool, &stats.pool) && wanted(volume, &stats.volume) {
-                let key = (stats.pool.clone(), stats.volume.clone());
+            let key = (stats.pool.clone(), stats.volume.get());
+            if wanted(pool, &key.0) && wanted(volume, &key.1) {
                 volumes.entry(key).or_default().push(stats);
             }
         }

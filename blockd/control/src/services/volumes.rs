@@ -382,23 +382,36 @@ impl Control {
     }
 
     /// Forgets attachments of volumes that are gone from pools that are open, as after a crash in
-    /// the middle of a deletion.
+    /// the middle of a deletion. Those of volumes that have another name follow it.
     pub async fn forget_attachments_of_missing_volumes(&self) -> Result<usize, Error> {
-        let mut gone = Vec::new();
+        let (mut gone, mut renamed) = (Vec::new(), Vec::new());
         for attachment in self.0.attachments.list() {
             let record = &attachment.record;
             let Ok(pool) = self.pool(&record.pool) else { continue };
             let volume = find(&pool, &record.volume);
-            if volume.is_none_or(|volume| !record.is_of(&pool, volume.id)) {
-                tracing::warn!(
-                    pool = record.pool,
-                    volume = record.volume,
-                    "dropped an attachment: the volume no longer exists"
-                );
-                gone.push((record.pool.clone(), record.volume.clone()));
+            if volume.is_some_and(|volume| record.is_of(&pool, volume.id)) {
+                continue;
+            }
+            let place = (record.pool.clone(), record.volume.clone());
+            if let Some(name) = record.name_now(&pool) {
+                renamed.push((place, VolumeId(record.id), name));
+                continue;
+            }
+            tracing::warn!(
+                pool = record.pool,
+                volume = record.volume,
+                "dropped an attachment: the volume no longer exists"
+            );
+            gone.push(place);
+        }
+        let count = self.0.attachments.remove(gone).await?;
+        for (place, id, name) in renamed {
+            let (pool, volume) = (place.0.clone(), place.1.clone());
+            if self.0.attachments.rename(place, id, name.clone()).await? {
+                tracing::info!(pool, volume, name, "an attachment follows its volume to its name");
             }
         }
-        self.0.attachments.remove(gone).await
+        Ok(count)
     }
 }
 

@@ -457,13 +457,13 @@ fn stats_of(
     worker: usize,
 ) -> Arc<VolumeStats> {
     let mut volumes = volumes.lock();
-    if let Some(known) = volumes.iter().find(|one| one.pool == pool && one.volume == volume) {
+    if let Some(known) = volumes.iter().find(|one| one.pool == pool && one.volume.is(volume)) {
         return Arc::clone(known);
     }
     if volumes.len() >= MAX_STATS {
         volumes.retain(|one| Arc::strong_count(one) > 1);
     }
-    let (pool, volume) = (pool.to_owned(), volume.to_owned());
+    let (pool, volume) = (pool.to_owned(), volume.to_owned().into());
     let stats = Arc::new(VolumeStats { pool, volume, worker, ..VolumeStats::default() });
     volumes.push(Arc::clone(&stats));
     stats

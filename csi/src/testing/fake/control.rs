@@ -81,6 +81,7 @@ control! {
         add_volume: AddVolumeRequest -> AddVolumeResponse;
         set_pool_feature: SetPoolFeatureRequest -> SetPoolFeatureResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
+        rename_volume: RenameVolumeRequest -> RenameVolumeResponse;
         space: SpaceRequest -> SpaceResponse;
         attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
         detach_volume: DetachVolumeRequest -> DetachVolumeResponse;

@@ -77,6 +77,7 @@ fn a_log_with_every_kind_of_change_is_followed() {
     rig.worker.detach(first);
     rig.control(Control::Resize { volume: copy, size: (16 << 20) + 3 * 4096 }).unwrap();
     rig.control(Control::Rollback { volume: a, snapshot }).unwrap();
+    rig.control(Control::Rename { volume: b, name: "b".repeat(100) }).unwrap();
     rig.control(Control::Delete { volume: snapshot }).unwrap();
     rig.flush(&second).unwrap();
     rig.worker.detach(second);

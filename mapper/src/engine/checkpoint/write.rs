@@ -313,7 +313,7 @@ impl Engine {
             made: identity.made,
             root: tree.root(),
             levels: tree.stored_levels(),
-            name: identity.name,
+            name: volume.name(),
             settings: *volume.settings.lock(),
         })
     }

@@ -65,6 +65,13 @@ pub enum Control {
         /// The snapshot.
         snapshot: VolumeId,
     },
+    /// Gives a volume or snapshot another name, which no other has. Its clients notice nothing.
+    Rename {
+        /// Which.
+        volume: VolumeId,
+        /// 1 to 128 bytes; see [`VolumeName::new`](crate::format::name::VolumeName::new).
+        name: String,
+    },
     /// Changes the settings of a volume.
     Configure {
         /// Which.
@@ -132,6 +139,8 @@ pub enum Outcome {
         /// Bytes before.
         from: u64,
     },
+    /// The volume or snapshot has another name from now on.
+    Renamed,
     /// The volume has other settings from now on.
     Configured {
         /// The former settings.

@@ -64,6 +64,7 @@ impl Engine {
                 self.prepare_share(*source, name, Some(size))
             }
             Control::Rollback { volume, snapshot } => self.prepare_rollback(*volume, *snapshot),
+            Control::Rename { volume, name } => self.prepare_rename(*volume, name),
             _ => Err(MapperError::Internal("not a structure command")),
         }
     }
@@ -221,6 +222,17 @@ impl Engine {
         self.check_room_for_trees(&[snapshot])?;
         let change = Change::Rollback { volume: id, snapshot };
         Ok(Prepared::Change(change, vec![volume], Outcome::RolledBack))
+    }
+
+    /// Nothing is gated: the data path knows volumes by id.
+    fn prepare_rename(&self, id: VolumeId, name: &str) -> Result<Prepared, MapperError> {
+        let name = VolumeName::new(name)?;
+        self.pool.volume(id)?;
+        if let Some(existing) = self.by_name(&name) {
+            same(&name, "id", existing.identity.id.0.into(), id.0.into())?;
+            return Ok(Prepared::Already(Outcome::Unchanged));
+        }
+        Ok(Prepared::Change(Change::Rename { volume: id, name }, Vec::new(), Outcome::Renamed))
     }
 
     pub(in super::super) fn writable(&self, id: VolumeId) -> Result<Arc<Volume>, MapperError> {

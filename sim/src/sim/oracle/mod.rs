@@ -123,6 +123,13 @@ pub enum Intent {
         /// To which snapshot.
         snapshot: u32,
     },
+    /// Another name.
+    Rename {
+        /// Which volume.
+        volume: u32,
+        /// Its new name.
+        name: String,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -193,7 +200,9 @@ impl Oracle {
     pub fn is_busy(&self, id: u32) -> bool {
         self.pending.values().flatten().any(|pending| match &pending.intent {
             Intent::Create { .. } | Intent::Group { .. } => false,
-            Intent::Delete { volume } | Intent::Resize { volume, .. } => *volume == id,
+            Intent::Delete { volume }
+            | Intent::Resize { volume, .. }
+            | Intent::Rename { volume, .. } => *volume == id,
             Intent::Copy { source, .. } => *source == id,
             Intent::Rollback { volume, snapshot } => *volume == id || *snapshot == id,
         })

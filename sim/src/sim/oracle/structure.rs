@@ -48,7 +48,10 @@ impl Oracle {
             Intent::Rollback { volume, snapshot } => {
                 change = self.begin_rollback(*volume, *snapshot, since);
             }
-            Intent::Create { .. } | Intent::Delete { .. } | Intent::Group { .. } => {}
+            Intent::Create { .. }
+            | Intent::Delete { .. }
+            | Intent::Group { .. }
+            | Intent::Rename { .. } => {}
         }
         Pending { intent, since, copy, seen: BTreeMap::new(), change }
     }
@@ -238,6 +241,12 @@ impl Oracle {
                     self.set_units(*volume, units);
                 }
             }
+            Intent::Rename { volume, name } => {
+                // The old name or the new one: any other is found out below.
+                if there(volume).is_some_and(|found| found.name == *name) {
+                    self.carry_out(pending, None, None);
+                }
+            }
         }
     }
 
@@ -296,6 +305,11 @@ impl Oracle {
                     self.end_change(volume, change, false, true);
                 }
             }
+            Intent::Rename { volume, name } => {
+                if let Some(found) = self.volumes.get_mut(&volume) {
+                    found.name = name;
+                }
+            }
             Intent::Group { .. } => {}
         }
     }
@@ -308,7 +322,10 @@ impl Oracle {
                     self.end_change(*volume, change, true, false);
                 }
             }
-            Intent::Create { .. } | Intent::Delete { .. } | Intent::Group { .. } => {}
+            Intent::Create { .. }
+            | Intent::Delete { .. }
+            | Intent::Group { .. }
+            | Intent::Rename { .. } => {}
         }
     }
 

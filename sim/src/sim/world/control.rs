@@ -57,6 +57,7 @@ impl World {
                 self.set_composite(enabled)
             }
             Some(11) => self.change_devices(),
+            Some(12) => self.rename_volume(),
             _ => Ok(()),
         }
     }
@@ -252,6 +253,22 @@ impl World {
         let Some(volume) = self.idle_volume(|snapshot| !snapshot) else { return Ok(()) };
         let control = Control::Rollback { volume: VolumeId(volume), snapshot: VolumeId(snapshot) };
         self.submit(control, Some(Intent::Rollback { volume, snapshot }), Mark::Rollback)
+    }
+
+    /// Another name: a new one, or one that some volume had before.
+    fn rename_volume(&mut self) -> Result<(), Violation> {
+        let Some(id) = self.idle_volume(|_| true) else { return Ok(()) };
+        let volumes = self.core.oracle.volumes();
+        let present = volumes.get(&id).map(|volume| volume.name.clone());
+        // A rename that was cut off may have left it where it was.
+        let is_free = |name: &String| volumes.values().all(|volume| volume.name != *name);
+        let former = std::mem::replace(&mut self.former_name, present).filter(is_free);
+        let name = match former {
+            Some(former) if self.core.random.bool() => former,
+            _ => self.fresh_name("r"),
+        };
+        let control = Control::Rename { volume: VolumeId(id), name: name.clone() };
+        self.submit(control, Some(Intent::Rename { volume: id, name }), Mark::Rename)
     }
 
     pub(super) fn submit_close(&mut self) -> Result<(), Violation> {

@@ -69,6 +69,8 @@ pub struct World {
     leaving_polls: u32,
     next_control: u64,
     next_name: u64,
+    /// The name that the volume had which was renamed last.
+    former_name: Option<String>,
     /// Openings that failed for a media error in a row.
     open_failures: u32,
     crashes_in_row: u32,
@@ -155,6 +157,7 @@ impl World {
             leaving_polls: 0,
             next_control: 0,
             next_name: 0,
+            former_name: None,
             open_failures: 0,
             crashes_in_row: 0,
             crashes_unread: 0,

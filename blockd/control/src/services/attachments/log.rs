@@ -34,6 +34,9 @@ pub(super) enum Change {
     Attached(Record),
     /// The pool and the volume.
     Detached(String, String),
+    /// The pool, the volume's former name and its name now. One line, so that a crash leaves the
+    /// attachment under one of the two.
+    Renamed(String, String, String),
 }
 
 /// The file, and the end to which changes are added.

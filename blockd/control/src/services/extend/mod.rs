@@ -211,6 +211,14 @@ impl Control {
         self.0.extends.stop.notified().await;
     }
 
+    /// A volume has another name: requests for it go on waiting.
+    pub(super) fn rename_extends(&self, pool: &str, former: &str, name: &str) {
+        let queue = self.0.extends.queues.lock().get(pool).cloned();
+        if let Some(queue) = queue {
+            queue.rename(former, name);
+        }
+    }
+
     /// Requests of a pool that wait for space, the first first.
     pub(crate) fn extends_waiting(&self, pool: &str) -> Vec<Waiting> {
         let queue = self.0.extends.queues.lock().get(pool).cloned();

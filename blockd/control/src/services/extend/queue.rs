@@ -111,6 +111,15 @@ impl Queue {
         }
     }
 
+    /// The volume has another name: its requests go on waiting.
+    pub(super) fn rename(&self, former: &str, name: &str) {
+        for waiter in &mut self.list.lock().waiters {
+            if waiter.waiting.volume == former {
+                name.clone_into(&mut waiter.waiting.volume);
+            }
+        }
+    }
+
     /// Notes that there is no space for a request. True the first time.
     pub(super) fn refuse(&self, id: u64) -> bool {
         let mut list = self.list.lock();
@@ -138,8 +147,9 @@ mod tests {
         queue.end(ids[1], Verdict::NoVolume);
         queue.end(ids[0], Verdict::NoVolume);
         assert!(matches!(first.verdict.try_recv(), Ok(Verdict::NoVolume)));
+        queue.rename("c", "d");
         let left: Vec<String> = queue.waiting().into_iter().map(|one| one.volume).collect();
-        assert_eq!(left, ["c"]);
+        assert_eq!(left, ["d"]);
         drop((first, last));
         assert!(queue.is_empty());
     }

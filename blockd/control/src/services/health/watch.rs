@@ -129,6 +129,14 @@ impl Book {
         pages.devices.retain(|(of, _), _| of != pool);
     }
 
+    /// Keeps what was counted and acknowledged of a volume that has another name now.
+    pub(in super::super) fn rename(&self, pool: &str, former: &str, name: &str) {
+        let mut pages = self.pages.lock();
+        if let Some(known) = pages.volumes.remove(&(pool.to_owned(), former.to_owned())) {
+            pages.volumes.insert((pool.to_owned(), name.to_owned()), known);
+        }
+    }
+
     fn late_ns(&self) -> u64 {
         let late = (self.options.interval * LATE_INTERVALS).max(LEAST_LATE);
         u64::try_from(late.as_nanos()).unwrap_or(u64::MAX)

@@ -327,6 +327,19 @@ impl Devices {
         self.counted(thread.run(COMMAND_LIMIT, work, keep))
     }
 
+    /// The volume has another name: its device's stable name follows.
+    pub fn rename(
+        &self,
+        (pool, pool_name): (&[u8; 16], &str),
+        volume: VolumeId,
+        former: &str,
+        name: &str,
+    ) {
+        let Some(path) = self.view(pool, volume).and_then(|view| view.path) else { return };
+        self.links.set(pool_name, name, &path);
+        self.links.remove(pool_name, former);
+    }
+
     /// Takes away names that lead nowhere. `own` are the devices that are attached, with their
     /// pools and volumes.
     pub fn clean_links(&self, own: &[(u32, &str, &str)]) {

@@ -129,7 +129,11 @@ impl WorkerThread {
         let worker = self.parts.worker;
         let (pool, volume) = (target.pool.id(), target.volume);
         let volumes = &self.shown.volumes;
-        let stats = || stats_of(volumes, target.pool.name(), &target.name, worker);
+        let stats = || {
+            // Since the client came, the volume may have been renamed.
+            let name = target.pool.mapper().name_of(volume);
+            stats_of(volumes, target.pool.name(), name.as_ref().unwrap_or(&target.name), worker)
+        };
         let attached = match self.executor.attach(pool, volume, stats) {
             Ok(attached) => attached,
             Err(error) => {

@@ -1,0 +1,136 @@
+//! Volumes as they are named on the command line: `NAME`, or `POOL/NAME`.
+
+use blockd_api::v1::ListVolumesRequest;
+use blockd_media::error::{Error, ErrorKind, shown};
+
+use super::Context;
+
+/// Pools that an error lists.
+const MAX_LISTED: usize = 5;
+
+/// Splits names of volumes that are all in one pool. Afterwards they are without the pool, and
+/// `pool`, as `--pool` has it, is the one that they name. A pool goes before the first name; the
+/// others may repeat it.
+pub(crate) fn place<'a>(
+    pool: &mut String,
+    names: impl IntoIterator<Item = &'a mut String>,
+) -> Result<(), Error> {
+    let mut known = (!pool.is_empty()).then(|| pool.clone());
+    for (at, text) in names.into_iter().enumerate() {
+        let Some((of, name)) = text.split_once('/') else { continue };
+        let refused = |allowed: String| Err(Error::invalid("volume", &*text, allowed));
+        if name.is_empty() || name.contains('/') {
+            return refused("NAME, POOL/NAME, or /NAME for the default pool".to_owned());
+        }
+        match &known {
+            Some(known) if *known != of => {
+                return refused(format!("in pool {}, as was said before it", shown(known)));
+            }
+            None if at > 0 => {
+                return refused("in the pool of the first name: say POOL/NAME there".to_owned());
+            }
+            _ => known = Some(of.to_owned()),
+        }
+        *text = name.to_owned();
+    }
+    *pool = known.unwrap_or_default();
+    Ok(())
+}
+
+/// The error of a volume that does not exist, with the pools that have one of that name.
+pub(crate) async fn with_places(context: &Context, error: Error) -> Error {
+    let detail = error.detail();
+    if error.kind() != ErrorKind::NotFound || detail.field != "volume" {
+        return error;
+    }
+    let listed = async {
+        let request = ListVolumesRequest { pool: String::new(), brief: true };
+        context.client().await?.list_volumes(request).await
+    };
+    // The error counts, and not why it can't be explained.
+    let Ok(answer) = listed.await else { return error };
+    let namesakes = answer.volumes.iter().filter(|one| shown(&one.name) == detail.value);
+    let pools: Vec<String> = namesakes.map(|one| shown(&one.pool)).collect();
+    match note(&pools, &detail.value) {
+        Some(note) => error.with_note(&note),
+        None => error,
+    }
+}
+
+fn note(pools: &[String], name: &str) -> Option<String> {
+    Some(match pools {
+        [] => return None,
+        [pool] => format!("pool {pool} has one of this name: say {pool}/{name}"),
+        [first, ..] => {
+            let mut list = pools.iter().take(MAX_LISTED).cloned().collect::<Vec<_>>().join(", ");
+            if pools.len() > MAX_LISTED {
+                list.push_str(", ...");
+            }
+            let count = pools.len();
+            format!("{count} pools have one of this name ({list}): say {first}/{name} or the like")
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placed(pool: &str, names: &[&str]) -> Result<(String, Vec<String>), String> {
+        let (mut pool, mut names) =
+            (pool.to_owned(), names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        place(&mut pool, &mut names).map_err(|error| error.to_string())?;
+        Ok((pool, names))
+    }
+
+    #[test]
+    fn a_pool_is_named_before_the_volume_or_by_the_option() {
+        let cases: [(&str, &[&str], &str); 7] = [
+            ("", &["a"], ""),
+            ("p", &["a"], "p"),
+            ("", &["p/a"], "p"),
+            ("p", &["p/a", "b"], "p"),
+            ("p", &["a", "p/b"], "p"),
+            ("", &["p/a", "b", "p/c"], "p"),
+            ("", &["/a"], ""),
+        ];
+        for (option, names, pool) in cases {
+            let plain = ["a", "b", "c"][..names.len()].iter().map(|&name| name.to_owned());
+            assert_eq!(placed(option, names), Ok((pool.to_owned(), plain.collect())), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_two_pools_are_refused() {
+        let cases: [(&str, &[&str], &str); 6] = [
+            ("p", &["q/a"], "volume is q/a: must be in pool p, as was said before it"),
+            ("", &["p/a", "q/b"], "volume is q/b: must be in pool p, as was said before it"),
+            ("p", &["/a"], "volume is /a: must be in pool p, as was said before it"),
+            ("", &["a", "p/b"], "volume is p/b: must be in the pool of the first name"),
+            ("", &["p/"], "volume is p/: must be NAME, POOL/NAME"),
+            ("", &["p/a/b"], "volume is p/a/b: must be NAME, POOL/NAME"),
+        ];
+        for (option, names, problem) in cases {
+            let error = placed(option, names).unwrap_err();
+            assert!(error.starts_with(problem), "{names:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn pools_with_a_volume_of_that_name_are_listed() {
+        let said = |count: usize| {
+            note(
+                &["p", "q", "r", "s", "t", "u"][..count]
+                    .iter()
+                    .map(|&one| one.to_owned())
+                    .collect::<Vec<_>>(),
+                "a",
+            )
+        };
+        assert_eq!(said(0), None);
+        assert_eq!(said(1).unwrap(), "pool p has one of this name: say p/a");
+        let two = "2 pools have one of this name (p, q): say p/a or the like";
+        assert_eq!(said(2).unwrap(), two);
+        assert!(said(6).unwrap().starts_with("6 pools have one of this name (p, q, r, s, t, ...)"));
+    }
+}

@@ -1,0 +1,53 @@
+//! `blockd rename`.
+
+use blockd_api::v1::{RenameVolumeRequest, Volume};
+use blockd_media::error::Error;
+use serde::Serialize;
+
+use super::{Context, answers, names};
+
+/// Give a volume or snapshot another name
+///
+/// Its content, snapshots, settings and attachment stay, and so do its block device and clients
+/// that are connected. New clients find it by the new name, over NBD as under /dev/blockd. When
+/// there is no volume of the old name and one of the new name, nothing is done: the command can be
+/// repeated. The volumes of the CSI plugin are found by their names, and must keep them.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd rename data archive")]
+pub(crate) struct Rename {
+    /// The volume or snapshot, NAME or POOL/NAME
+    pub old: String,
+
+    /// Its new name: 1 to 128 bytes without '/', which none has
+    pub new: String,
+
+    /// The pool that it is in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+}
+
+/// The output of `--json`.
+#[derive(Debug, Serialize)]
+struct Renamed {
+    changed: bool,
+    volume: Volume,
+}
+
+impl Rename {
+    pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.old, &mut self.new])?;
+        let old = self.old;
+        let request =
+            RenameVolumeRequest { name: old.clone(), pool: self.pool, new_name: self.new };
+        let answer = context.client().await?.rename_volume(request).await?;
+        let volume = answers::volume(answer.volume)?;
+        let renamed = Renamed { changed: answer.changed, volume };
+        context.output.either(&renamed, || {
+            let name = &renamed.volume.name;
+            match renamed.changed {
+                true => format!("{old}: is {name} now\n"),
+                false => format!("{name}: has that name already\n"),
+            }
+        })
+    }
+}
