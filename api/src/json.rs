@@ -148,6 +148,16 @@ json! {
         scrubbing_bytes,
         pool_kind = pool.kind().word(),
         folds,
+        evacuation,
+    }
+    v1::PoolEvacuation as evacuation {
+        path = text(&evacuation.path),
+        left_bytes,
+        moved_bytes,
+        moved_extents,
+        rate_bytes,
+        waits_for_space,
+        errors,
     }
     v1::PoolFolds as folds {
         enabled,

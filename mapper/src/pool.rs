@@ -333,13 +333,24 @@ impl Pool {
         self.want_engine();
     }
 
-    /// The position in the device table of the device that the caller knows by this index.
+    /// The position in the device table of the device that the caller knows by this index; `None`
+    /// where that is not of the pool, or not any more.
     #[must_use]
     pub fn position_of(&self, handle: u8) -> Option<u8> {
+        let space = self.free_space.lock();
+        let known = self.handles.iter().zip(&space.devices);
+        // A removed device has no extent.
+        let mut present = known
+            .map(|(one, device)| (device.total_count() > 0).then(|| one.load(Ordering::Relaxed)));
+        u8::try_from(present.position(|one| one == Some(handle))?).ok()
+    }
+
+    /// Whether a device that the caller knows by this index is, or was, of the pool since it was
+    /// opened.
+    #[must_use]
+    pub fn has_known(&self, handle: u8) -> bool {
         let devices = self.free_space.lock().devices.len();
-        let known = self.handles.iter().take(devices);
-        let at = known.map(|one| one.load(Ordering::Relaxed)).position(|one| one == handle)?;
-        u8::try_from(at).ok()
+        self.handles.iter().take(devices).any(|one| one.load(Ordering::Relaxed) == handle)
     }
 
     /// The caller's index of a physical extent's device, and the extent's first byte on it.

@@ -3,6 +3,7 @@
 mod close;
 mod create;
 mod delete;
+mod device;
 mod feature;
 mod fold;
 mod hand_on;
@@ -22,6 +23,7 @@ use super::{Context, amount, answers, node, pool_tools};
 pub(crate) use close::Close;
 pub(crate) use create::{Create, Open};
 pub(crate) use delete::Delete;
+pub(crate) use device::PoolDevice;
 pub(crate) use feature::Feature;
 pub(crate) use fold::Fold;
 pub(crate) use hand_on::{Export, Import};
@@ -44,6 +46,8 @@ pub(crate) enum Pool {
     Import(Import),
     Scan(pool_tools::Scan),
     Grow(Grow),
+    #[command(subcommand)]
+    Device(PoolDevice),
     Fold(Fold),
     #[command(subcommand)]
     Feature(Feature),
@@ -97,6 +101,7 @@ impl Pool {
             Self::Import(import) => import.run(context).await,
             Self::Scan(scan) => scan.run(context),
             Self::Grow(grow) => grow.run(context).await,
+            Self::Device(device) => device.run(context).await,
             Self::Fold(fold) => fold.run(context).await,
             Self::Feature(feature) => feature.run(context).await,
             Self::Check(check) => check.run(context),
@@ -209,6 +214,9 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
     if pool.releasing_count > 0 {
         let (left, count) = (size(pool.releasing_bytes), pool.releasing_count);
         rows.push(("to let go", format!("{left} of {count} volume(s) that are gone")));
+    }
+    if let Some(evacuation) = &pool.evacuation {
+        rows.push(("leaving", device::leaving(evacuation, output)));
     }
     if let Some(folds) = &pool.folds {
         rows.push(("composite", fold::composite(folds)));

@@ -161,7 +161,7 @@ impl Engine {
             None => {}
         }
         if device == 0 {
-            return Err(invalid("not 0: the first device holds the log and the reserve"));
+            return Err(invalid("another one than the first, which holds the log and the reserve"));
         }
         self.check_room_without(device)?;
         self.leave(Some(device));

@@ -1,5 +1,6 @@
 //! Keeps an eye on the space of each pool: says when it runs short, and finds more.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ struct Keeper {
     state: SpaceState,
     /// The last reported free space below the pool.
     below: Option<u64>,
+    /// The path of the device that was leaving.
+    leaving: Option<PathBuf>,
     /// The number of reported times of waiting.
     notified_blocked: usize,
     /// More space is being looked for. The search may take as long as a hook may, and changes are
@@ -83,6 +86,7 @@ impl Keeper {
             finder: Arc::new(finder),
             state: SpaceState::Normal,
             below: None,
+            leaving: None,
             notified_blocked: 0,
             finding: None,
             gave_up: None,
@@ -107,6 +111,7 @@ impl Keeper {
                 _ = tick.tick() => {
                     self.look_below().await;
                     self.look_who_waits();
+                    self.look_who_leaves().await;
                 }
             }
             self.find_more();
@@ -143,6 +148,17 @@ impl Keeper {
             self.publish(EventKind::WritesBlocked, text);
         }
         self.notified_blocked = reached;
+    }
+
+    /// Notes that a device has left.
+    async fn look_who_leaves(&mut self) {
+        let handle = &self.finder.handle;
+        let Ok(status) = handle.evacuation(None).await else { return };
+        let leaving = status.device.and_then(|device| handle.path_at(device));
+        let before = std::mem::replace(&mut self.leaving, leaving);
+        if let Some(path) = before.filter(|path| handle.place_of(path) == Some(None)) {
+            self.finder.control.forget_device(handle.name(), path).await;
+        }
     }
 
     fn publish(&self, kind: EventKind, text: String) {

@@ -13,6 +13,7 @@ use blockd_media::{DeviceInfo, DeviceKind, Durability};
 use blockd_serve::ublk::control::DeviceView;
 
 use super::devices::{AttachWish, FrontEnd};
+use super::evacuation::evacuation;
 use super::folds::folds;
 use super::{Control, Known, pool_error, settings, volumes};
 use crate::direct::{PoolView, State, Usage, VolumeView};
@@ -265,6 +266,7 @@ impl Control {
         let space = pool::space(handle).await.map_err(|error| pool_error(&name, error))?;
         let now = space.now;
         let folded = handle.folds(false).await.map_err(|error| pool_error(&name, error))?;
+        let leaving = handle.evacuation(None).await.map_err(|error| pool_error(&name, error))?;
         let mut blocked_writes = 0_u64;
         self.data_path().each_volume(&mut |one| {
             if one.blocked.get() > 0 && one.pool == name {
@@ -315,6 +317,7 @@ impl Control {
             minimum_volume_bytes: to_wire(if handle.is_pmem() { step } else { 0 }),
             scrubbing_bytes: if handle.erases() { to_wire(space.pool.pending) } else { 0 },
             folds: Some(folds(&folded)),
+            evacuation: evacuation(handle, &leaving),
             region: pmem.first().map(region).unwrap_or_default(),
             numa_node: numa_node(pmem.first().and_then(|info| info.site.numa_node)),
         })

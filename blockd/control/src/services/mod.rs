@@ -14,6 +14,7 @@ mod devices;
 mod diff;
 mod direct;
 mod errors;
+mod evacuation;
 mod events;
 mod exports;
 mod extend;

@@ -25,7 +25,7 @@ pub(super) struct Remembered {
     path: PathBuf,
     /// Its other devices. Older versions wrote no such field.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    more_paths: Vec<PathBuf>,
+    pub(super) more_paths: Vec<PathBuf>,
     /// The file at its path was made for it. Older versions wrote no such field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     made_file: bool,

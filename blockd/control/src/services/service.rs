@@ -170,6 +170,14 @@ impl Calls for Control {
         whole(async move { control.fold_pool(&asked.name, asked.begin).await }).await
     }
 
+    async fn remove_pool_device(
+        &self,
+        asked: Request<v1::RemovePoolDeviceRequest>,
+    ) -> Answer<v1::RemovePoolDeviceResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.remove_pool_device(&asked).await }).await
+    }
+
     async fn set_pool_feature(
         &self,
         asked: Request<v1::SetPoolFeatureRequest>,

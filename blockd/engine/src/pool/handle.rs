@@ -1,12 +1,13 @@
 //! The handle of an open pool, for other threads.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use blockd_mapper::engine::{
-    Accounting, Control, DiffPart, DiffRequest, Figures, FoldStatus, GROWTH_ALLOWED, Outcome,
-    Releasing, Use, UsedExtent, VolumeSummary,
+    Accounting, Control, DiffPart, DiffRequest, EvacuationStatus, Figures, FoldStatus,
+    GROWTH_ALLOWED, Outcome, Releasing, Use, UsedExtent, VolumeSummary,
 };
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
@@ -68,7 +69,9 @@ pub(super) struct Shared {
     /// Identity of this open, in each superblock that it writes.
     pub(super) open_id: u64,
     pub(super) pool: Arc<Pool>,
+    /// Devices that the pool had when it was opened, then the spares.
     pub(super) devices: Vec<Arc<Device>>,
+    pub(super) members: usize,
     pub(super) doorbell: Arc<Doorbell>,
     /// By the mapper's slot of the worker.
     pub(super) workers: [OnceLock<Arc<Doorbell>>; MAX_WORKERS],
@@ -130,6 +133,8 @@ pub(super) enum Ask {
     Releasing(oneshot::Sender<Vec<Releasing>>),
     /// Figures of folds; with `true`, entries to be folded are looked for now.
     Folds(bool, oneshot::Sender<FoldStatus>),
+    /// Figures of the device that is leaving; before, bytes a second that may be copied off it.
+    Evacuation(Option<u64>, oneshot::Sender<EvacuationStatus>),
     Count(Box<Count>, oneshot::Sender<Count>),
     Metadata(oneshot::Sender<Vec<UsedExtent>>),
     Diff(DiffRequest, oneshot::Sender<Result<DiffPart, PoolError>>),
@@ -312,14 +317,41 @@ impl PoolHandle {
     /// How many devices are left that may join it.
     #[must_use]
     pub fn spare_count(&self) -> usize {
-        self.shared.devices.len() - self.joined().count()
+        self.spares().count()
     }
 
     /// The next device that may join the pool, and the index by which the mapper would know it.
     #[must_use]
     pub fn next_spare(&self) -> Option<(u8, Arc<Device>)> {
-        let at = self.joined().count();
-        Some((u8::try_from(at).ok()?, self.shared.devices.get(at).cloned()?))
+        self.spares().next().map(|(at, spare)| (at, Arc::clone(spare)))
+    }
+
+    /// Spares that have not joined: one that has left since stays away.
+    fn spares(&self) -> impl Iterator<Item = (u8, &Arc<Device>)> {
+        let devices = (0..=u8::MAX).zip(&self.shared.devices).skip(self.shared.members);
+        devices.filter(|(at, _)| !self.shared.pool.has_known(*at))
+    }
+
+    /// The place in the device table of the device with this path, or of the same file. `None`
+    /// where it is not of the pool; `Some(None)` where it was, since the pool was opened.
+    #[must_use]
+    pub fn place_of(&self, path: &Path) -> Option<Option<u8>> {
+        let same = |device: &Device| {
+            let known = &device.info().path;
+            known == path || std::fs::canonicalize(known).ok() == std::fs::canonicalize(path).ok()
+        };
+        let mut devices = (0..=u8::MAX).zip(&self.shared.devices);
+        let (at, _) = devices.find(|(_, device)| same(device))?;
+        let place = self.shared.pool.position_of(at);
+        (place.is_some() || self.shared.pool.has_known(at)).then_some(place)
+    }
+
+    /// The path of the device at a place of the device table.
+    #[must_use]
+    pub fn path_at(&self, place: u8) -> Option<PathBuf> {
+        let mut devices = (0..=u8::MAX).zip(&self.shared.devices);
+        let found = devices.find(|(at, _)| self.shared.pool.position_of(*at) == Some(place))?;
+        Some(found.1.info().path.clone())
     }
 
     /// The smallest logical block that its volumes can have, in bytes.
@@ -433,6 +465,14 @@ impl PoolHandle {
     pub async fn folds(&self, begin: bool) -> Result<FoldStatus, PoolError> {
         let (send, receive) = oneshot::channel();
         self.ask(Ask::Folds(begin, send))?;
+        receive.await.map_err(|_| PoolError::Gone)
+    }
+
+    /// Figures of the device that is leaving the pool; before, bytes a second that may be copied
+    /// off it.
+    pub async fn evacuation(&self, rate: Option<u64>) -> Result<EvacuationStatus, PoolError> {
+        let (send, receive) = oneshot::channel();
+        self.ask(Ask::Evacuation(rate, send))?;
         receive.await.map_err(|_| PoolError::Gone)
     }
 

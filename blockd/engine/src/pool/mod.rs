@@ -20,7 +20,8 @@ pub use keep::Keep;
 pub use open::{open, open_created};
 
 pub use blockd_mapper::engine::{
-    Control, Figures, FoldStatus, Outcome, Releasing, Shortage, Use, VolumeSummary,
+    Control, EvacuationStatus, Figures, FoldStatus, Outcome, Releasing, Shortage, Use,
+    VolumeSummary,
 };
 pub use blockd_mapper::open::OpenReport;
 pub use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};

@@ -91,8 +91,15 @@ fn prepare(
     }
     // Closing takes the ring away; where nothing may be written, what it holds is still needed.
     let ring_file = ring_file.filter(|_| !pool.is_read_only());
-    let (thread, handle) =
-        thread::PoolThread::new(spec, pool, engine, ring, served, (ring_file, ownership), clock)?;
+    let (thread, handle) = thread::PoolThread::new(
+        spec,
+        pool,
+        engine,
+        ring,
+        (served, devices.len()),
+        (ring_file, ownership),
+        clock,
+    )?;
     Ok((thread, handle, report))
 }
 

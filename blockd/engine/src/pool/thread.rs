@@ -105,7 +105,7 @@ impl PoolThread {
         pool: Arc<Pool>,
         engine: Engine,
         ring: Ring,
-        served: Vec<Served>,
+        (served, members): (Vec<Served>, usize),
         (ring_file, ownership): (Option<PathBuf>, Ownership),
         clock: Clock,
     ) -> Result<(Self, PoolHandle), PoolError> {
@@ -119,6 +119,7 @@ impl PoolThread {
             open_id: engine.open_id(),
             pool,
             devices: served.iter().map(|one| Arc::clone(&one.device)).collect(),
+            members,
             doorbell,
             workers: std::array::from_fn(|_| std::sync::OnceLock::new()),
             committing: AtomicU64::new(0),

@@ -66,6 +66,12 @@ impl PoolThread {
                     status.settled &= self.engine.releasing().is_empty();
                     let _ = answer.send(status);
                 }
+                Ask::Evacuation(rate, answer) => {
+                    if let Some(rate) = rate {
+                        self.engine.set_evacuation_rate(rate);
+                    }
+                    let _ = answer.send(self.engine.evacuation_status());
+                }
                 Ask::Count(mut count, answer) => {
                     self.count(&mut count);
                     let _ = answer.send(*count);

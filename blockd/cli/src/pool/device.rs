@@ -1,0 +1,211 @@
+//! `blockd pool device`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use blockd_api::v1::{
+    Device, DeviceRemoval, GetPoolRequest, PoolEvacuation, RemovePoolDeviceRequest,
+    RemovePoolDeviceResponse,
+};
+use blockd_media::clock::Clock;
+use blockd_media::error::Error;
+use serde::Serialize;
+
+use super::super::duration::duration;
+use super::super::output::Output;
+use super::super::output::table::{Side, Table};
+use super::super::transfer::progress::Progress;
+use super::super::{Context, amount, answers, size_argument};
+use super::fold::LOOK;
+
+/// List the devices of a pool, or take one out
+///
+/// A device is taken out while volumes are used: its data is moved to the other devices.
+#[derive(Debug, clap::Subcommand)]
+#[command(after_help = "Example:\n  blockd pool device list")]
+pub(crate) enum PoolDevice {
+    List(List),
+    Remove(Remove),
+}
+
+/// List the devices of a pool
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd pool device list fast")]
+pub(crate) struct List {
+    /// The pool [default: the daemon's default pool]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub pool: String,
+}
+
+/// Empty a device and take it out of its pool
+///
+/// Everything on it is moved to the other devices while volumes are used, and then the pool no
+/// longer needs it. A restart of the daemon in between only delays that. The first device, which
+/// holds the log, can't be taken out, and no device for whose data the others have no room.
+///
+/// Ctrl-C or the end of --wait ends this command only: the daemon goes on. Once the device has
+/// left, take it out of the daemon's configuration, if it is named there. The daemon keeps it open
+/// until the pool is closed or the daemon ends.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd pool device remove /dev/sdc --rate 100M\n  \
+                  blockd pool device remove /dev/sdc --abort")]
+pub(crate) struct Remove {
+    /// The path of the device, as `blockd pool device list` has it
+    pub path: PathBuf,
+
+    /// Its pool [default: the daemon's default pool]
+    #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// Bytes a second that may be moved, like 100M [default: 64M, or the last one given]
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<String>,
+
+    /// Keep the device after all; what was moved stays where it is
+    #[arg(long, conflicts_with_all = ["rate", "wait", "no_wait"])]
+    pub abort: bool,
+
+    /// End when the device has begun to leave
+    #[arg(long, conflicts_with = "wait")]
+    pub no_wait: bool,
+
+    /// The longest time to wait until it has left: 30s, 10m [default: without limit]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub wait: Option<Duration>,
+}
+
+/// The output of `list --json`.
+#[derive(Debug, Serialize)]
+struct Listed {
+    pool: String,
+    devices: Vec<Device>,
+    evacuation: Option<PoolEvacuation>,
+}
+
+/// The output of `remove --json`.
+#[derive(Debug, Serialize)]
+struct Removed {
+    changed: bool,
+    pool: String,
+    path: PathBuf,
+    /// Whether the pool no longer needs it.
+    has_left: bool,
+    evacuation: Option<PoolEvacuation>,
+}
+
+/// How far a device is on its way out.
+pub(super) fn leaving(evacuation: &PoolEvacuation, output: &Output) -> String {
+    let [left, moved, rate] =
+        [evacuation.left_bytes, evacuation.moved_bytes, evacuation.rate_bytes]
+            .map(|bytes| output.size(amount(bytes)));
+    let mut text = format!("{}: {left} left, {moved} moved, at most {rate}/s", evacuation.path);
+    if evacuation.rate_bytes == 0 {
+        text = format!("{}: {left} left, {moved} moved, stopped by --rate 0", evacuation.path);
+    }
+    if evacuation.waits_for_space {
+        text.push_str("; waits for free space on the other devices");
+    }
+    if evacuation.errors > 0 {
+        text.push_str(&format!("; {} copies failed and are tried again", evacuation.errors));
+    }
+    text
+}
+
+impl PoolDevice {
+    pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
+        match self {
+            Self::List(list) => list.run(context).await,
+            Self::Remove(remove) => remove.run(context).await,
+        }
+    }
+}
+
+impl List {
+    async fn run(self, context: &Context) -> Result<(), Error> {
+        let request = GetPoolRequest { name: self.pool };
+        let pool = answers::pool(context.client().await?.get_pool(request).await?.pool)?;
+        let (devices, evacuation) = (pool.devices, pool.evacuation);
+        let listed = Listed { pool: pool.name, devices, evacuation };
+        context.output.either(&listed, || {
+            let columns = [("path", Side::Left), ("size", Side::Right), ("state", Side::Left)];
+            let mut table = Table::new(&columns);
+            for device in &listed.devices {
+                let is_leaving = |one: &&PoolEvacuation| one.path == device.path;
+                let leaving = listed.evacuation.as_ref().filter(is_leaving);
+                let left = |one: &PoolEvacuation| {
+                    format!("leaving, {} left", context.output.size(amount(one.left_bytes)))
+                };
+                table.row([
+                    super::device_name(device).into(),
+                    context.output.size(amount(device.size_bytes)).into(),
+                    leaving.map_or_else(|| "in use".to_owned(), left).into(),
+                ]);
+            }
+            table.render(context.output.terminal())
+        })
+    }
+}
+
+impl Remove {
+    async fn run(self, context: &Context) -> Result<(), Error> {
+        let begun = Clock::start();
+        let rate_bytes = match &self.rate {
+            None => 0,
+            Some(text) => size_argument("rate", text)?,
+        };
+        let path = self.path.display().to_string();
+        let ask = |action: DeviceRemoval| RemovePoolDeviceRequest {
+            name: self.pool.clone(),
+            path: path.clone(),
+            action: action.into(),
+            rate_bytes: if action == DeviceRemoval::Unspecified { 0 } else { rate_bytes },
+        };
+        let mut client = context.client().await?;
+        let action = if self.abort { DeviceRemoval::Abort } else { DeviceRemoval::Begin };
+        let mut answer = client.remove_pool_device(ask(action)).await?;
+        let changed = answer.changed;
+        if self.abort || self.no_wait {
+            return self.finish(context, changed, answer);
+        }
+        let wanted = !context.output.is_json();
+        let total = answer.evacuation.as_ref().map_or(0, |one| amount(one.left_bytes));
+        let progress = Progress::shown("moving", total, wanted);
+        while let Some(now) = &answer.evacuation {
+            if self.wait.is_some_and(|limit| begun.elapsed() >= limit) {
+                progress.clear();
+                let limit = self.wait.unwrap_or_default();
+                let problem = format!(
+                    "has not left after {limit:?} ({}). The daemon goes on: wait longer, or see \
+                     `blockd pool device list`",
+                    leaving(now, &context.output)
+                );
+                return Err(Error::in_use(format!("device {path}"), problem));
+            }
+            progress.set(total.saturating_sub(amount(now.left_bytes)));
+            tokio::time::sleep(LOOK).await;
+            answer = client.remove_pool_device(ask(DeviceRemoval::Unspecified)).await?;
+        }
+        progress.clear();
+        self.finish(context, changed, answer)
+    }
+
+    fn finish(
+        self,
+        context: &Context,
+        changed: bool,
+        answer: RemovePoolDeviceResponse,
+    ) -> Result<(), Error> {
+        let RemovePoolDeviceResponse { name: pool, evacuation, .. } = answer;
+        let has_left = !self.abort && evacuation.is_none();
+        let removed = Removed { changed, pool, path: self.path, has_left, evacuation };
+        context.output.either(&removed, || {
+            let (path, pool) = (removed.path.display(), &removed.pool);
+            match (&removed.evacuation, changed) {
+                (Some(now), _) if !self.abort => format!("{}\n", leaving(now, &context.output)),
+                (_, true) if self.abort => format!("{path} stays in pool {pool}\n"),
+                (_, true) => format!("{path} has left pool {pool}\n"),
+                _ => format!("{path}: unchanged, it had left pool {pool}\n"),
+            }
+        })
+    }
+}
