@@ -9,6 +9,34 @@
 //! - [`worker::Worker`]: one per thread, plans reads, writes, discards and flushes.
 //! - [`engine::Engine`]: one per pool, commits, checkpoints, grants space, changes volumes.
 //!
+//! The caller does the IO: it takes commands, and returns them with their results. A pool in memory
+//! is made so:
+//!
+//! ```
+//! use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
+//! use blockd_mapper::io::IoOp;
+//!
+//! let mut disk = vec![0; 256 << 20];
+//! let device = NewDevice {
+//!     name: "disk".to_owned(),
+//!     uuid: [1; 16],
+//!     size: disk.len() as u64,
+//!     block_size: 512,
+//!     class: 0,
+//! };
+//! let mut creating = Creating::new(&CreateOptions::single([7; 16], device))?;
+//! while let Some(command) = creating.poll() {
+//!     if let IoOp::Write { offset, buffer, .. } = &command.op {
+//!         let (at, bytes) = (usize::try_from(*offset)?, buffer.as_bytes());
+//!         disk[at..at + bytes.len()].copy_from_slice(bytes);
+//!     }
+//!     creating.complete(command, Ok(()));
+//! }
+//! creating.finish()?;
+//! assert!(disk.iter().any(|byte| *byte != 0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! The package `blockd-inspect` reads a pool without opening it, for tools.
 #![forbid(unsafe_code)]
 

@@ -2,6 +2,22 @@
 //!
 //! [`codec`] knows the protocol and does no IO. [`client`] is a small client that blocks. The items
 //! here are what both sides agree on before the first request.
+//!
+//! A server parses the bytes that have arrived, and a client finds its server by a URI:
+//!
+//! ```
+//! use blockd_nbd::client::{ServerAddress, Uri};
+//! use blockd_nbd::codec::request::{Header, Parsed, parse};
+//!
+//! let header = Header { kind: 0, cookie: 7, offset: 4096, len: 512, ..Header::default() };
+//! let mut bytes = Vec::new();
+//! header.encode(false, &mut bytes);
+//! assert!(matches!(parse(&bytes, false), Parsed::Header(found, 28) if found == header));
+//!
+//! let uri: Uri = "nbd://storage.example/data".parse()?;
+//! assert!(matches!(uri.server, ServerAddress::Tcp { port: 10809, .. }));
+//! # Ok::<(), blockd_nbd::client::ClientError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod client;
