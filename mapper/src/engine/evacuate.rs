@@ -256,6 +256,7 @@ impl Engine {
     }
 
     /// When moves go on at the latest, if they wait for the time.
+    #[cold]
     pub(super) fn evacuation_deadline(&self) -> Option<u64> {
         let evacuation = &self.evacuation;
         if evacuation.device.is_none() || evacuation.rate == 0 || self.closing {
@@ -267,9 +268,9 @@ impl Engine {
         [paced, again].into_iter().flatten().min()
     }
 
+    #[cold]
     pub(super) fn step_evacuation(&mut self) {
-        let is_at_work = self.evacuation.device.is_some() || !self.evacuation.running.is_empty();
-        if !is_at_work || self.pool.read_only || !self.opened {
+        if self.pool.read_only || !self.opened {
             return;
         }
         let (rate, least) = (self.evacuation.rate, self.pool.geometry.extent_size());

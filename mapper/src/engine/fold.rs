@@ -222,6 +222,10 @@ impl Engine {
         if !self.pool.has_composite() || self.pool.read_only {
             return;
         }
+        // Nothing to do in nearly every poll, and no time to be counted.
+        if self.folds.is_idle() && !self.pool.fold_wanted.load(Ordering::Acquire) {
+            return;
+        }
         let is_off = self.folds.rate == 0;
         let is_time = self.folds.again_ns.is_some_and(|at| at <= self.now_ns);
         // A walk goes on to its end, or volumes at the end would never have their turn.

@@ -217,7 +217,10 @@ impl Engine {
             self.step_releases();
             self.step_awaited_epoch();
             self.step_folds();
-            self.step_evacuation();
+            // In hardly any poll is there one.
+            if !self.evacuation.is_idle() {
+                self.step_evacuation();
+            }
             self.step_grants();
             self.step_space();
             if !self.io.has_waiting() && !self.pool.engine_wanted() {
@@ -290,9 +293,13 @@ impl Engine {
         let checkpoint = self.checkpoint_deadline();
         let drains = (self.releases.has_drains() || self.awaited_epoch() != 0)
             .then(|| self.now_ns.saturating_add(DRAIN_POLL_NS));
-        let copies = [self.fold_deadline(), self.evacuation_deadline()];
-        let copies = copies.into_iter().flatten().min();
-        [commit, checkpoint, drains, copies, self.space_deadline()].into_iter().flatten().min()
+        let folds = self.fold_deadline();
+        let rest = self.space_deadline();
+        let rest = match self.evacuation.is_idle() {
+            true => rest,
+            false => rest.into_iter().chain(self.evacuation_deadline()).min(),
+        };
+        [commit, checkpoint, drains, folds, rest].into_iter().flatten().min()
     }
 
     /// Whether the pool is at rest: nothing is under way and nothing waits to be done.
