@@ -523,8 +523,13 @@ impl AttachmentShared {
         self.taken.store(self.taken.load(Ordering::Relaxed) + by, Ordering::Release);
     }
 
-    /// An extent to write into, and whether the engine should top the reserve up.
-    pub(crate) fn allocate(&self, volume: &Volume, low: u64) -> (Option<PhysicalExtent>, bool) {
+    /// An extent to write into, and whether the engine should top the reserve up, which it should
+    /// below `low`.
+    pub(crate) fn allocate(
+        &self,
+        volume: &Volume,
+        low: impl FnOnce() -> u64,
+    ) -> (Option<PhysicalExtent>, bool) {
         let mut slice = self.slice.lock();
         if let Some(extent) = slice.pop() {
             return (Some(extent), false);
@@ -534,6 +539,6 @@ impl AttachmentShared {
         }
         let mut reserve = volume.reserve.lock();
         reserve.fill(&mut slice);
-        (slice.pop(), reserve.total() < low)
+        (slice.pop(), reserve.total() < low())
     }
 }

@@ -208,6 +208,9 @@ impl Engine {
     /// When folds go on at the latest, if they wait for the time.
     pub(super) fn fold_deadline(&self) -> Option<u64> {
         let folds = &self.folds;
+        if folds.walk.is_none() && folds.again_ns.is_none() {
+            return None;
+        }
         let rate = self.fold_pace();
         if rate == 0 || self.closing {
             return None;

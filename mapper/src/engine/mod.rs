@@ -419,18 +419,13 @@ impl Engine {
         if self.releases.step(&self.pool, hold_leaves) {
             self.pool.want_engine();
         }
-        let mut drops = std::mem::take(&mut *self.pool.leaf_drops.lock());
+        // The list keeps its memory, so that the next push allocates nothing.
+        let mut drops = self.pool.leaf_drops.lock();
         for drop in drops.drain(..) {
             let item = release::Item::Leaf { leaf: drop.leaf, stripe: drop.stripe };
             self.releases.drain(drop.tag, item);
         }
-        {
-            // The memory goes back, so that the next push allocates nothing.
-            let mut list = self.pool.leaf_drops.lock();
-            if list.is_empty() {
-                *list = drops;
-            }
-        }
+        drop(drops);
         if self.pool.tuning.passdown {
             self.releases.send_passdown(&self.pool, &mut self.io);
         }

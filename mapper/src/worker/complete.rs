@@ -102,10 +102,11 @@ impl Worker {
     /// any volume. If the error was a lack of space, nothing was written, so there was nothing to
     /// flush.
     fn check_written_through(&self, plan: &Plan, result: Result<(), IoError>) {
+        let Err(error) = result else { return };
         let through =
             |kind| matches!(kind, OpKind::Write { fua: true } | OpKind::WriteZeroes { fua: true });
         let first = plan.ops.iter().find(|op| through(op.kind));
-        if let (Some(op), Err(error)) = (first, result)
+        if let Some(op) = first
             && error != IoError::NoSpace
             && !self.pool.tuning.synchronous
             && !active(Mutation::FlushErrorIgnored)
@@ -156,7 +157,8 @@ impl Worker {
             let mut stripe = pool.stripe(attachment.volume.identity.lineage, slot).lock();
             if let Some(write) = stripe.remove(piece.token) {
                 others_may_wait |= write.awaited | stripe.take_awaited();
-                self.finish_slow(attachment, &directory, &guard, &stripe, &write, ok);
+                let of = (&*pool, attachment, &*directory);
+                self.finish_slow(of, &guard, &stripe, &write, ok);
                 if write.page_promised {
                     pool.return_page();
                 }
@@ -179,16 +181,14 @@ impl Worker {
     /// Decides by the entry as it is *now* (R5d) which change the write makes.
     fn finish_slow(
         &mut self,
-        attachment: &Attachment,
-        directory: &Directory,
+        (pool, attachment, directory): (&Pool, &Attachment, &Directory),
         guard: &MutationGuard<'_>,
         stripe: &Stripe,
         write: &SlowWrite,
         ok: bool,
     ) {
-        let pool = std::sync::Arc::clone(&self.pool);
         let volume = &*attachment.volume;
-        let site = Site { pool: &pool, volume, directory, ring_slot: self.slot };
+        let site = Site { pool, volume, directory, ring_slot: self.slot };
         let now = site.entry(write.extent);
         let cancelled = if active(Mutation::NoCancel) { 0 } else { write.cancelled };
         let own = if ok { write.own & !cancelled } else { 0 };
@@ -201,7 +201,7 @@ impl Worker {
         let target = Some(write.target);
         if now.top().physical != target && new.top().physical != target && alone {
             // Never visible, and not the target of another write.
-            give_back(&pool, attachment, write.target);
+            give_back(pool, attachment, write.target);
         }
         if new == now {
             pool.ring.release(self.slot, CHANGE_UNITS);

@@ -294,7 +294,9 @@ impl Worker {
                 return Planned::Park(reason);
             }
         };
-        shared.into_iter().for_each(|source| self.hold(source, way.redirects));
+        if let Some(source) = shared {
+            self.hold(source, way.redirects);
+        }
         self.next_token += 1;
         let write = SlowWrite {
             token: self.next_token,
@@ -386,7 +388,7 @@ impl Worker {
             return Err(ParkReason::Slowed);
         }
         let grants = volume.grants.load(Ordering::Acquire);
-        let (extent, low) = attachment.shared.allocate(volume, self.low_mark(volume));
+        let (extent, low) = attachment.shared.allocate(volume, || self.low_mark(volume));
         let extent = extent.or_else(|| volume.take_from_slices());
         if extent.is_some() {
             // After the extent was taken: one extent too many is kept in between, never too few.
