@@ -197,7 +197,7 @@ impl Engine {
     fn begin_next(&mut self) -> bool {
         // A checkpoint writes the volumes of its cut: their number and shape stay until it ends.
         let shape_stays = self.checkpoint.is_running() && !active(Mutation::FuzzyCheckpoint);
-        // The superblock on its way has no word of devices that a command would add or change.
+        // The superblock being written would not have the devices that a command adds or changes.
         let devices_stay = self.evacuation.is_ending();
         if !(self.opened || self.pool.read_only) || shape_stays || devices_stay {
             return false;

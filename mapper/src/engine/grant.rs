@@ -200,7 +200,7 @@ impl Engine {
         (taken > 0, kept)
     }
 
-    fn has_more_than_set_aside(&self) -> bool {
+    pub(super) fn has_more_than_set_aside(&self) -> bool {
         let set_aside = self.set_aside(&self.pool.volumes.read());
         self.pool.free_space.lock().free_count() > set_aside
     }

@@ -98,7 +98,7 @@ pub enum Control {
         device: crate::create::NewDevice,
     },
     /// Moves everything off a device and takes it out of the pool. Answered when that has begun:
-    /// it goes on in the background ([`EvacuationStatus`](crate::engine::EvacuationStatus)), also
+    /// it continues in the background ([`EvacuationStatus`](crate::engine::EvacuationStatus)), also
     /// when the pool is opened again. Refused where the other devices have no room.
     RemoveDevice {
         /// Position in the pool's device table; not the first.

@@ -240,14 +240,18 @@ impl Engine {
     /// Takes an extent elsewhere for what the entries show by now.
     fn begin_move_copy(&mut self, at: usize) {
         let pool = Arc::clone(&self.pool);
-        let one = &mut self.evacuation.running[at];
+        let one = &self.evacuation.running[at];
         let bits = {
             let _stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
             Self::naming(&pool, one)
                 .iter()
                 .fold(0, |bits, (_, entry)| bits | shown(*entry, one.from))
         };
-        let to = pool.free_space.lock().allocate(1).map(|(first, _)| first);
+        // Space set aside for thick volumes is theirs.
+        let has_room = self.has_more_than_set_aside();
+        let allocate = || pool.free_space.lock().allocate(1).map(|(first, _)| first);
+        let to = has_room.then(allocate).flatten();
+        let one = &mut self.evacuation.running[at];
         let Some(to) = to else {
             self.evacuation.status.waits_for_space = true;
             one.stage = Stage::Ending;
