@@ -43,7 +43,7 @@ pub(crate) struct List {
 /// longer needs it. A restart of the daemon in between only delays that. The first device, which
 /// holds the log, can't be taken out, and no device for whose data the others have no room.
 ///
-/// Ctrl-C or the end of --wait ends this command only: the daemon goes on. Once the device has
+/// Ctrl-C or the end of --wait ends this command only: the daemon continues. Once the device has
 /// left, take it out of the daemon's configuration, if it is named there. The daemon keeps it open
 /// until the pool is closed or the daemon ends.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,8 @@ pub(crate) struct Remove {
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     pub pool: String,
 
-    /// Bytes a second that may be moved, like 100M [default: 64M, or the last one given]
+    /// Bytes a second that may be moved, like 100M [default: 64M, or the last value since the pool
+    /// was opened]
     #[arg(long, value_name = "SIZE")]
     pub rate: Option<String>,
 
@@ -99,9 +100,6 @@ pub(super) fn leaving(evacuation: &PoolEvacuation, output: &Output) -> String {
         [evacuation.left_bytes, evacuation.moved_bytes, evacuation.rate_bytes]
             .map(|bytes| output.size(amount(bytes)));
     let mut text = format!("{}: {left} left, {moved} moved, at most {rate}/s", evacuation.path);
-    if evacuation.rate_bytes == 0 {
-        text = format!("{}: {left} left, {moved} moved, stopped by --rate 0", evacuation.path);
-    }
     if evacuation.waits_for_space {
         text.push_str("; waits for free space on the other devices");
     }
@@ -151,7 +149,10 @@ impl Remove {
         let begun = Clock::start();
         let rate_bytes = match &self.rate {
             None => 0,
-            Some(text) => size_argument("rate", text)?,
+            Some(text) => match size_argument("rate", text)? {
+                0 => return Err(Error::invalid("rate", text, "at least 1 byte a second")),
+                rate => rate,
+            },
         };
         let path = self.path.display().to_string();
         let ask = |action: DeviceRemoval| RemovePoolDeviceRequest {
@@ -175,7 +176,7 @@ impl Remove {
                 progress.clear();
                 let limit = self.wait.unwrap_or_default();
                 let problem = format!(
-                    "has not left after {limit:?} ({}). The daemon goes on: wait longer, or see \
+                    "has not left after {limit:?} ({}). The daemon continues: wait longer, or see \
                      `blockd pool device list`",
                     leaving(now, &context.output)
                 );

@@ -286,7 +286,7 @@ mod tests {
         let name = "p".to_owned();
         let export = v1::ExportPoolRequest { name: name.clone(), force: false };
         rig.client.export_pool(export).await.unwrap();
-        // It was exchanged between the look at its device and the opening.
+        // The device was exchanged after it was read and before it was opened.
         let error = rig.control.open_found(config, [7; 16]).await.unwrap_err();
         assert!(error.to_string().contains("holds another pool than"), "{error}");
         assert!(rig.control.known("p").is_err());

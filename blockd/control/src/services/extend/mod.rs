@@ -211,7 +211,7 @@ impl Control {
         self.0.extends.stop.notified().await;
     }
 
-    /// A volume has another name: requests for it go on waiting.
+    /// A volume has another name: requests for it keep waiting.
     pub(super) fn rename_extends(&self, pool: &str, former: &str, name: &str) {
         let queue = self.0.extends.queues.lock().get(pool).cloned();
         if let Some(queue) = queue {

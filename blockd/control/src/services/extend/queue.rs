@@ -111,7 +111,7 @@ impl Queue {
         }
     }
 
-    /// The volume has another name: its requests go on waiting.
+    /// The volume has another name: its requests keep waiting.
     pub(super) fn rename(&self, former: &str, name: &str) {
         for waiter in &mut self.list.lock().waiters {
             if waiter.waiting.volume == former {
