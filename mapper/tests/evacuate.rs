@@ -8,7 +8,9 @@ use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::superblock::DeviceState;
 use blockd_mapper::open::OpenOptions;
+use blockd_mapper::plan::{Plan, Step};
 use blockd_mapper::pool::Tuning;
+use blockd_mapper::space::VolumeSettings;
 use blockd_mapper::units::VolumeId;
 
 use common::{Media, Rig};
@@ -269,4 +271,45 @@ fn the_place_of_a_removed_device_is_used_again() {
     expect(&mut rig, &all);
     expect(&mut rig, &[(big, content)]);
     rig.check();
+}
+
+/// A thin volume has grown meanwhile: the moves wait, and the thick volume has its space.
+#[test]
+fn moves_wait_where_the_rest_is_set_aside() {
+    let tuning = Tuning { evacuation_rate: 1, ..Tuning::default() };
+    let media = pool(&[4 * MIB, 16 * MIB, 40 * MIB]);
+    let options = OpenOptions { tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let all = family(&mut rig);
+    let thick = rig.create("thick", 8 << 20);
+    let settings = VolumeSettings { thick: true, ..VolumeSettings::default() };
+    rig.control(Control::Configure { volume: thick, settings }).unwrap();
+    remove(&mut rig, 1);
+    let thin = rig.create("thin", 1 << 40);
+    let volume = rig.attach(thin);
+    let mut plan = Plan::with_capacity(64);
+    for extent in 0_u64.. {
+        rig.settle();
+        let step = rig.worker.write(&volume, extent * EXTENT as u64, 4096, false, &mut plan);
+        match step.unwrap() {
+            Step::Issue { .. } => drop(rig.worker.complete(&volume, &mut plan, Ok(())).unwrap()),
+            Step::Park(_) if volume.is_out_of_space() => break,
+            _ => {}
+        }
+    }
+    rig.engine.set_evacuation_rate(1 << 40);
+    for _ in 0..100 {
+        rig.now += 100_000_000;
+        rig.settle();
+    }
+    let status = rig.engine.evacuation_status();
+    assert!(status.waits_for_space && status.device == Some(1), "{status:?}");
+    let volume = rig.attach(thick);
+    let content = data(4, 8 * MIB);
+    rig.write(&volume, 0, &content).unwrap();
+    expect(&mut rig, &all);
+    expect(&mut rig, &[(thick, content)]);
+    rig.control(Control::Delete { volume: thin }).unwrap();
+    wait_until_gone(&mut rig);
+    expect(&mut rig, &all);
 }
