@@ -340,6 +340,13 @@ impl World {
     }
 }
 
+impl Drop for World {
+    /// A history that ends in a violation leaves requests in flight.
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
 /// Words of a ring for this many workers.
 fn ring_words(profile: &Profile) -> usize {
     blockd_mapper::ring::words_needed(profile.workers + 1, profile.ring_capacity)
