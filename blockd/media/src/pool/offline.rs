@@ -26,11 +26,15 @@ use crate::pmem::{self, PmemOptions};
 use crate::pool::boot_id;
 use crate::{
     Device, DeviceKind, DeviceSpec, Gate, claim_disk, disk_sequence, io_error, lock_below,
+    lock_owner,
 };
 
 /// The time limit of waiting for a lock that another process holds. A serving daemon keeps it; the
 /// IO of one that has ended stays in flight for some milliseconds.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// The limit where no living process is seen to have the lock: the IO of one that was killed is
+/// still in flight, on a busy machine or a slow disk for seconds.
+const DEAD_LOCK_WAIT: Duration = Duration::from_secs(10);
 /// How often it is tried.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -443,9 +447,12 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<Vec<File>, PoolError
             Err(TryLockError::Error(error)) => return Err(PoolError::io("lock", path)(error)),
             Err(TryLockError::WouldBlock) => {}
         }
-        if clock.elapsed() >= LOCK_WAIT {
-            let (path, waited) = (path.to_owned(), clock.elapsed());
-            return Err(PoolError::Locked { path, waited, owner: None });
+        let waited = clock.elapsed();
+        if waited >= LOCK_WAIT {
+            let owner = lock_owner(file);
+            if owner.is_some() || waited >= DEAD_LOCK_WAIT {
+                return Err(PoolError::Locked { path: path.to_owned(), waited, owner });
+            }
         }
         std::thread::sleep(LOCK_PAUSE);
     }
