@@ -147,9 +147,29 @@ fn a_device_goes_on_to_leave_when_the_daemon_was_killed_and_stays_when_that_is_a
     assert_eq!(stays, format!("{one} stays in pool default\n"));
     assert_eq!((case.leaving(), devices(&case.daemon).len()), (Value::Null, 3));
     case.holds("data", &case.content);
+    // An abort by another ends the wait with an error.
+    std::thread::scope(|scope| {
+        let daemon = &case.daemon;
+        let slow = [&remove[..], &["--rate", "1M"]].concat();
+        let waiting = scope.spawn(move || daemon.failure(&slow));
+        wait_until("the device begins to leave", || case.leaving()["path"] == one.as_str());
+        case.daemon.ok(&[&remove[..], &["--abort"]].concat());
+        let (exit, text) = waiting.join().unwrap();
+        assert!(exit == 7 && text.contains("its removal was aborted"), "{exit} {text}");
+    });
     let left = case.daemon.ok(&[&remove[..], &["--rate", "1G"]].concat());
     assert_eq!(left, format!("{one} has left pool default\n"));
     case.holds("data", &case.content);
+    // The pool is closed and opened without it, and tools see two devices.
+    case.daemon.ok(&["pool", "close", "--force", "default"]);
+    case.daemon.ok(&["pool", "open", "default"]);
+    assert_eq!(devices(&case.daemon).len(), 2);
+    case.holds("data", &case.content);
+    let [pool, two] = [case.daemon.dir.join("default.pool"), case.spares[1].clone()];
+    let scanned =
+        case.daemon.json(&["pool", "scan", pool.to_str().unwrap(), &one, two.to_str().unwrap()]);
+    let found = scanned["pools"][0]["devices"].as_array().unwrap();
+    assert_eq!(found.len(), 2, "{scanned}");
 }
 
 #[test]

@@ -243,7 +243,7 @@ fn health(snapshot: &mut Snapshot, control: &Control) {
 /// The statistics of a pool's devices.
 fn devices(snapshot: &mut Snapshot, pool: &PoolHandle) {
     let media = pool.media_stats();
-    for (at, device) in pool.open_devices().iter().enumerate() {
+    for (at, device) in pool.used_devices() {
         let path = device.info().path.display().to_string();
         let seen: Vec<_> = media.iter().filter_map(|one| one.device(at)).collect();
         for op in MediaOp::ALL {

@@ -74,7 +74,8 @@ pub fn rmap(
     let superblock = reader.superblock().clone();
     let geometry = reader.geometry();
     let size = geometry.extent_size();
-    let Some(record) = superblock.devices.as_slice().get(device) else {
+    let record = superblock.devices.as_slice().get(device).filter(|record| record.is_present());
+    let Some(record) = record else {
         let (value, allowed) = (device as u64, "a device of the pool");
         return Err(MapperError::Invalid { field: "device", value, allowed });
     };

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use blockd_api::v1::{
-    Device, DeviceRemoval, GetPoolRequest, PoolEvacuation, RemovePoolDeviceRequest,
-    RemovePoolDeviceResponse,
+    Device, DeviceRemoval, GetPoolRequest, PoolDeviceState, PoolEvacuation,
+    RemovePoolDeviceRequest, RemovePoolDeviceResponse,
 };
 use blockd_media::clock::Clock;
 use blockd_media::error::Error;
@@ -171,7 +171,7 @@ impl Remove {
         let wanted = !context.output.is_json();
         let total = answer.evacuation.as_ref().map_or(0, |one| amount(one.left_bytes));
         let progress = Progress::shown("moving", total, wanted);
-        while let Some(now) = &answer.evacuation {
+        while let (PoolDeviceState::Leaving, Some(now)) = (answer.state(), &answer.evacuation) {
             if self.wait.is_some_and(|limit| begun.elapsed() >= limit) {
                 progress.clear();
                 let limit = self.wait.unwrap_or_default();
@@ -187,6 +187,10 @@ impl Remove {
             answer = client.remove_pool_device(ask(DeviceRemoval::Unspecified)).await?;
         }
         progress.clear();
+        if answer.state() != PoolDeviceState::Left {
+            let problem = "stays in the pool: its removal was aborted";
+            return Err(Error::in_use(format!("device {path}"), problem));
+        }
         self.finish(context, changed, answer)
     }
 
@@ -196,16 +200,22 @@ impl Remove {
         changed: bool,
         answer: RemovePoolDeviceResponse,
     ) -> Result<(), Error> {
+        let state = answer.state();
         let RemovePoolDeviceResponse { name: pool, evacuation, .. } = answer;
-        let has_left = !self.abort && evacuation.is_none();
+        let has_left = state == PoolDeviceState::Left;
         let removed = Removed { changed, pool, path: self.path, has_left, evacuation };
         context.output.either(&removed, || {
             let (path, pool) = (removed.path.display(), &removed.pool);
-            match (&removed.evacuation, changed) {
-                (Some(now), _) if !self.abort => format!("{}\n", leaving(now, &context.output)),
-                (_, true) if self.abort => format!("{path} stays in pool {pool}\n"),
-                (_, true) => format!("{path} has left pool {pool}\n"),
-                _ => format!("{path}: unchanged, it had left pool {pool}\n"),
+            match (state, &removed.evacuation, changed) {
+                (PoolDeviceState::Leaving, Some(now), _) => {
+                    format!("{}\n", leaving(now, &context.output))
+                }
+                (PoolDeviceState::Left, _, true) => format!("{path} has left pool {pool}\n"),
+                (PoolDeviceState::Left, _, false) => {
+                    format!("{path}: unchanged, it had left pool {pool}\n")
+                }
+                (_, _, true) => format!("{path} stays in pool {pool}\n"),
+                _ => format!("{path}: unchanged, it is in use in pool {pool}\n"),
             }
         })
     }

@@ -73,7 +73,10 @@ impl Rmap {
         let mut reader = reader(&mut devices)?;
         let table = 0..reader.superblock().devices.as_slice().len();
         let mut table = table.filter(|&at| usize::from(reader.handle(at).0) == handle);
-        let device = table.next().unwrap_or(0);
+        let Some(device) = table.next() else {
+            let allowed = "a device that has not left its pool";
+            return Err(Error::invalid("path", on.display(), allowed));
+        };
         let report = rmap(&mut reader, device, &(offset..end))?;
         let owned = Owned {
             path: on.display().to_string(),

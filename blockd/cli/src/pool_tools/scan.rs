@@ -158,8 +158,9 @@ fn grouped(found: Vec<Found>) -> Vec<Pool> {
 fn pool(found: &[Found]) -> Option<Pool> {
     let newest = &found.iter().max_by_key(|one| one.copy.generation)?.copy;
     let extent = u64::from(newest.extent_size);
-    let records = newest.devices.as_slice().iter().enumerate();
-    let devices: Vec<Member> = records
+    let devices: Vec<Member> = newest
+        .devices
+        .present()
         .map(|(index, record)| {
             let is_it = |one: &&Found| usize::from(one.copy.this_device.0) == index;
             let paths = found.iter().filter(is_it).map(|one| one.path.display().to_string());

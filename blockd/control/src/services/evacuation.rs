@@ -1,14 +1,14 @@
 //! Devices that leave a pool.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use blockd_api::v1::{self, DeviceRemoval};
-use blockd_engine::pool::{Control as Command, EvacuationStatus, Outcome, PoolHandle};
+use blockd_api::v1::{self, DeviceRemoval, PoolDeviceState};
+use blockd_engine::pool::{Control as Command, EvacuationStatus, Membership, Outcome, PoolHandle};
 use blockd_media::error::{Error, shown};
 use blockd_media::units::to_wire;
 
-use super::Control;
 use super::errors::pool_error;
+use super::{Control, blocking};
 
 /// The device that is leaving, as a client gets it.
 pub(super) fn evacuation(
@@ -27,14 +27,17 @@ pub(super) fn evacuation(
     })
 }
 
-/// The device's place in the pool; `None` where it has left since the pool was opened.
-fn place(handle: &PoolHandle, path: &Path) -> Result<Option<u8>, Error> {
-    handle.place_of(path).ok_or_else(|| {
-        let devices = handle.devices();
-        let known: Vec<_> = devices.iter().map(|one| one.path.display().to_string()).collect();
-        let allowed = format!("a device of pool {}: {}", shown(handle.name()), known.join(", "));
-        Error::invalid("path", path.display(), allowed)
-    })
+/// The device of the pool that the path of a request leads to.
+async fn membership(handle: &PoolHandle, path: &str) -> Result<Membership, Error> {
+    let (found, named) = (handle.clone(), PathBuf::from(path));
+    let found = blocking(move || Ok::<_, Error>(found.membership_of(&named))).await?;
+    if let Some(membership @ (Membership::At(_) | Membership::Left)) = found {
+        return Ok(membership);
+    }
+    let devices = handle.devices();
+    let known: Vec<_> = devices.iter().map(|one| one.path.display().to_string()).collect();
+    let allowed = format!("a device of pool {}: {}", shown(handle.name()), known.join(", "));
+    Err(Error::invalid("path", path, allowed))
 }
 
 impl Control {
@@ -46,46 +49,83 @@ impl Control {
         let handle = self.pool(&asked.name)?;
         let name = handle.name().to_owned();
         let failed = |error| pool_error(handle.name(), error);
-        let _one = self.0.growing_pools.lock(&name).await;
         let rate = u64::try_from(asked.rate_bytes).map_err(|_| {
             Error::invalid("rate_bytes", asked.rate_bytes, "0 or more bytes a second")
         })?;
-        let command = match asked.action() {
-            DeviceRemoval::Unspecified => None,
-            action => place(&handle, Path::new(&asked.path))?.map(|device| match action {
-                DeviceRemoval::Abort => Command::KeepDevice { device },
-                _ => Command::RemoveDevice { device },
-            }),
-        };
-        if matches!(command, Some(Command::RemoveDevice { device: 0 })) {
-            let allowed = "another device than the pool's first, which holds its log";
-            return Err(Error::invalid("path", &asked.path, allowed));
+        let action = asked.action();
+        if asked.path.is_empty() && action != DeviceRemoval::Unspecified {
+            return Err(Error::missing("path", "the path of a device of the pool"));
         }
         let mut changed = false;
-        if let Some(command) = command {
-            let outcome = handle.control(command).await.map_err(failed)?;
-            changed = outcome != Outcome::Unchanged;
+        if action != DeviceRemoval::Unspecified {
+            let _one = self.0.growing_pools.lock(&name).await;
+            let leaving = handle.evacuation(None).await.map_err(failed)?.device;
+            let command = match (membership(&handle, &asked.path).await?, action) {
+                (Membership::At(device), DeviceRemoval::Abort) => {
+                    (leaving == Some(device)).then_some(Command::KeepDevice { device })
+                }
+                (Membership::At(0), _) => {
+                    let allowed = "another device than the pool's first, which holds its log";
+                    return Err(Error::invalid("path", &asked.path, allowed));
+                }
+                (Membership::At(device), _) => match leaving.filter(|other| *other != device) {
+                    None => Some(Command::RemoveDevice { device }),
+                    Some(other) => {
+                        let other = handle.path_at(other).unwrap_or_default();
+                        let problem = format!("is leaving: wait, or abort that ({})", shown(&name));
+                        return Err(Error::in_use(other.display().to_string(), problem));
+                    }
+                },
+                _ => None,
+            };
+            if let Some(command) = command {
+                let outcome = handle.control(command).await.map_err(failed)?;
+                changed = outcome != Outcome::Unchanged;
+            }
         }
         let status = handle.evacuation((rate > 0).then_some(rate)).await.map_err(failed)?;
+        let state = match asked.path.is_empty() {
+            true => PoolDeviceState::Unspecified,
+            false => match membership(&handle, &asked.path).await? {
+                Membership::At(device) if status.device == Some(device) => PoolDeviceState::Leaving,
+                Membership::At(_) => PoolDeviceState::InUse,
+                _ => PoolDeviceState::Left,
+            },
+        };
+        if state == PoolDeviceState::Left {
+            // Before the answer, which says that the device may go.
+            self.forget_departed(&handle).await?;
+        }
         if changed {
             let (path, left) = (&asked.path, status.left);
-            tracing::info!(pool = name, path, left, action = ?asked.action(), "device changed");
+            match action {
+                DeviceRemoval::Abort => tracing::info!(pool = name, path, "device stays"),
+                _ => tracing::info!(pool = name, path, left, "device begins to leave"),
+            }
         }
         let evacuation = evacuation(&handle, &status);
-        Ok(v1::RemovePoolDeviceResponse { changed, name, evacuation })
+        Ok(v1::RemovePoolDeviceResponse { changed, name, evacuation, state: state.into() })
     }
 
-    /// A device has left a pool: a pool that is remembered is opened without it from now on.
-    pub(super) async fn forget_device(&self, pool: &str, path: PathBuf) {
-        let name = pool.to_owned();
-        tracing::info!(pool, path = %path.display(), "the device has left the pool");
-        let forgotten = self.change_remembered(move |list| {
-            for one in list.iter_mut().filter(|one| one.name == name) {
-                one.more_paths.retain(|known| *known != path);
-            }
-        });
-        if let Err(error) = forgotten.await {
-            tracing::error!(pool, %error, "the device that has left stays in the list of pools");
+    /// Releases the devices that have left the pool. A pool that is remembered is opened without
+    /// them from now on.
+    pub(super) async fn forget_departed(&self, handle: &PoolHandle) -> Result<(), Error> {
+        let gone: Vec<PathBuf> =
+            handle.departed().map(|device| device.info().path.clone()).collect();
+        if gone.is_empty() {
+            return Ok(());
         }
+        let (name, paths) = (handle.name().to_owned(), gone.clone());
+        self.change_remembered(move |list| {
+            for one in list.iter_mut().filter(|one| one.name == name) {
+                one.more_paths.retain(|known| !paths.contains(known));
+            }
+        })
+        .await?;
+        if let Some(known) = self.0.pools.write().get_mut(handle.name()) {
+            known.config.devices.retain(|device| !gone.contains(&device.path));
+        }
+        handle.departed().for_each(|device| device.unlock());
+        Ok(())
     }
 }

@@ -259,7 +259,7 @@ fn refuse_owned(paths: &[PathBuf]) -> Result<(), Error> {
 }
 
 fn refuse_incomplete(name: &str, found: &Found) -> Result<(), Error> {
-    let (all, given) = (found.newest.devices.as_slice().len(), found.devices.len());
+    let (all, given) = (found.newest.devices.present().count(), found.devices.len());
     if all == given {
         return Ok(());
     }

@@ -1,6 +1,5 @@
 //! Keeps an eye on the space of each pool: says when it runs short, and finds more.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,8 +33,8 @@ struct Keeper {
     state: SpaceState,
     /// The last reported free space below the pool.
     below: Option<u64>,
-    /// The path of the device that was leaving.
-    leaving: Option<PathBuf>,
+    /// How many of the devices that have left are noted.
+    departed: usize,
     /// The number of reported times of waiting.
     notified_blocked: usize,
     /// More space is being looked for. The search may take as long as a hook may, and changes are
@@ -86,7 +85,7 @@ impl Keeper {
             finder: Arc::new(finder),
             state: SpaceState::Normal,
             below: None,
-            leaving: None,
+            departed: 0,
             notified_blocked: 0,
             finding: None,
             gave_up: None,
@@ -111,7 +110,7 @@ impl Keeper {
                 _ = tick.tick() => {
                     self.look_below().await;
                     self.look_who_waits();
-                    self.look_who_leaves().await;
+                    self.note_departed().await;
                 }
             }
             self.find_more();
@@ -150,14 +149,25 @@ impl Keeper {
         self.notified_blocked = reached;
     }
 
-    /// Notes that a device has left.
-    async fn look_who_leaves(&mut self) {
+    /// Notes devices that have left, also before the pool was opened: the note may have failed.
+    async fn note_departed(&mut self) {
         let handle = &self.finder.handle;
-        let Ok(status) = handle.evacuation(None).await else { return };
-        let leaving = status.device.and_then(|device| handle.path_at(device));
-        let before = std::mem::replace(&mut self.leaving, leaving);
-        if let Some(path) = before.filter(|path| handle.place_of(path) == Some(None)) {
-            self.finder.control.forget_device(handle.name(), path).await;
+        let departed = handle.departed().count();
+        if departed == self.departed {
+            return;
+        }
+        let pool = handle.name();
+        match self.finder.control.forget_departed(handle).await {
+            Ok(()) => {
+                for device in handle.departed() {
+                    let path = device.info().path.display();
+                    tracing::info!(pool, %path, "this device has left the pool");
+                }
+                self.departed = departed;
+            }
+            Err(error) => {
+                tracing::error!(pool, %error, "a device that has left stays in the list of pools");
+            }
         }
     }
 
@@ -283,6 +293,9 @@ impl Finder {
     }
 
     async fn add_spare(&self) -> bool {
+        if self.handle.spare_count() == 0 {
+            return false;
+        }
         let name = self.handle.name();
         let _one = self.control.0.growing_pools.lock(name).await;
         match pool::add_spare(&self.handle).await {

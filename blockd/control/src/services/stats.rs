@@ -57,7 +57,7 @@ impl Control {
                 continue;
             }
             let threads = handle.media_stats();
-            for (at, device) in handle.open_devices().iter().enumerate() {
+            for (at, device) in handle.used_devices() {
                 let path = device.info().path.display().to_string();
                 list.push(device_stats(&known.config.name, path, at, &threads));
             }

@@ -1,7 +1,6 @@
 //! The handle of an open pool, for other threads.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -14,7 +13,7 @@ use blockd_mapper::pool::{Pool, Space};
 use blockd_mapper::space::{Marks, SpaceChange, SpaceState};
 use blockd_mapper::units::VolumeId;
 use blockd_media::pool::{MAX_WORKERS, PoolError};
-use blockd_media::{Device, DeviceInfo, Doorbell};
+use blockd_media::{Device, Doorbell};
 use futures_channel::{mpsc, oneshot};
 use parking_lot::Mutex;
 
@@ -300,69 +299,10 @@ impl PoolHandle {
         &self.shared.stats
     }
 
-    /// Its devices, in the order that they were named in.
-    #[must_use]
-    pub fn devices(&self) -> Vec<DeviceInfo> {
-        self.joined().map(|device| device.present()).collect()
-    }
-
-    /// The open devices that belong to the pool: the others are spares, which come last.
-    pub(super) fn joined(&self) -> impl Iterator<Item = &Arc<Device>> {
-        let known =
-            |at: usize| u8::try_from(at).ok().and_then(|at| self.shared.pool.position_of(at));
-        let devices = self.shared.devices.iter().enumerate();
-        devices.filter(move |(at, _)| known(*at).is_some()).map(|(_, device)| device)
-    }
-
-    /// How many devices are left that may join it.
-    #[must_use]
-    pub fn spare_count(&self) -> usize {
-        self.spares().count()
-    }
-
-    /// The next device that may join the pool, and the index by which the mapper would know it.
-    #[must_use]
-    pub fn next_spare(&self) -> Option<(u8, Arc<Device>)> {
-        self.spares().next().map(|(at, spare)| (at, Arc::clone(spare)))
-    }
-
-    /// Spares that have not joined: one that has left since stays away.
-    fn spares(&self) -> impl Iterator<Item = (u8, &Arc<Device>)> {
-        let devices = (0..=u8::MAX).zip(&self.shared.devices).skip(self.shared.members);
-        devices.filter(|(at, _)| !self.shared.pool.has_known(*at))
-    }
-
-    /// The place in the device table of the device with this path, or of the same file. `None`
-    /// where it is not of the pool; `Some(None)` where it was, since the pool was opened.
-    #[must_use]
-    pub fn place_of(&self, path: &Path) -> Option<Option<u8>> {
-        let same = |device: &Device| {
-            let known = &device.info().path;
-            known == path || std::fs::canonicalize(known).ok() == std::fs::canonicalize(path).ok()
-        };
-        let mut devices = (0..=u8::MAX).zip(&self.shared.devices);
-        let (at, _) = devices.find(|(_, device)| same(device))?;
-        let place = self.shared.pool.position_of(at);
-        (place.is_some() || self.shared.pool.has_known(at)).then_some(place)
-    }
-
-    /// The path of the device at a place of the device table.
-    #[must_use]
-    pub fn path_at(&self, place: u8) -> Option<PathBuf> {
-        let mut devices = (0..=u8::MAX).zip(&self.shared.devices);
-        let found = devices.find(|(at, _)| self.shared.pool.position_of(*at) == Some(place))?;
-        Some(found.1.info().path.clone())
-    }
-
     /// The smallest logical block that its volumes can have, in bytes.
     #[must_use]
     pub fn block_size(&self) -> u32 {
         self.joined().map(|d| d.info().block_size).max().unwrap_or(512)
-    }
-
-    /// Its open devices, for rings; the spares too.
-    pub fn open_devices(&self) -> &[Arc<Device>] {
-        &self.shared.devices
     }
 
     /// State that the workers that serve a volume share.
@@ -522,7 +462,7 @@ impl PoolHandle {
         let mut used = self.shared.pool.volume_extents();
         used.extend(metadata);
         used.sort_unstable();
-        runs(&used, &self.shared)
+        super::members::runs(&used, &self.shared)
     }
 
     /// A device that is to be extended to `size` bytes, or by whatever it has become longer, and
@@ -537,10 +477,9 @@ impl PoolHandle {
     ) -> Result<(Arc<Device>, u8), PoolError> {
         let wanted = size.unwrap_or(0);
         let invalid = |field, value, allowed| Err(MapperError::Invalid { field, value, allowed });
-        let handle = u8::try_from(device).ok();
-        let position = handle.and_then(|handle| self.shared.pool.position_of(handle));
-        let found = self.shared.devices.get(device).cloned();
-        let (Some(found), Some(position)) = (found, position) else {
+        let found = self.joined_at(device);
+        let position = found.and_then(|(at, _)| self.shared.pool.position_of(at));
+        let (Some((_, found)), Some(position)) = (found, position) else {
             let allowed = "the position of one of the pool's devices";
             return Ok(invalid("device", device as u64, allowed)?);
         };
@@ -550,7 +489,7 @@ impl PoolHandle {
         if wanted > self.shared.pool.largest_size(position).unwrap_or(0) {
             return Ok(invalid("size", wanted, GROWTH_ALLOWED)?);
         }
-        Ok((found, position))
+        Ok((Arc::clone(found), position))
     }
 
     pub(super) fn ask(&self, ask: Ask) -> Result<(), PoolError> {
@@ -601,30 +540,4 @@ impl Shared {
             }
         }
     }
-}
-
-/// Joins extents to runs, with the free ones between them.
-fn runs(used: &[UsedExtent], shared: &Shared) -> Vec<ExtentRun> {
-    let mut runs: Vec<ExtentRun> = Vec::new();
-    let mut used = used.iter().peekable();
-    for (index, device) in shared.devices.iter().enumerate() {
-        let Ok(index) = u8::try_from(index) else { break };
-        let mut add = |first, count, usage| {
-            let run = ExtentRun { device: index, first, count, usage };
-            match runs.last_mut() {
-                _ if count == 0 => {}
-                Some(last) if last.device == index && last.usage == usage => last.count += count,
-                _ => runs.push(run),
-            }
-        };
-        let mut next = 0;
-        while let Some(extent) = used.next_if(|extent| extent.device.0 == index) {
-            add(next, extent.extent.saturating_sub(next), None);
-            add(extent.extent, u64::from(extent.extent >= next), Some(extent.usage));
-            next = next.max(extent.extent + 1);
-        }
-        let total = device.size() / shared.extent_size;
-        add(next, total.saturating_sub(next), None);
-    }
-    runs
 }

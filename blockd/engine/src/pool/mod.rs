@@ -8,6 +8,7 @@ mod ending;
 mod handle;
 mod keep;
 mod lock;
+mod members;
 mod open;
 mod own;
 mod thread;
@@ -17,6 +18,7 @@ pub use create::{Created, create};
 pub use devices::new_device;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolStats, SpaceNow};
 pub use keep::Keep;
+pub use members::Membership;
 pub use open::{open, open_created};
 
 pub use blockd_mapper::engine::{

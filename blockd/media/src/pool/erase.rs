@@ -41,12 +41,17 @@ impl Erasing {
         claim_wait: Duration,
     ) -> Result<Option<Self>, PoolError> {
         // Opened for writing, also a device that does not belong to the pool would get a claim.
-        let of_pool: Vec<_> = paths.iter().filter(|path| holds(path, pool_id)).cloned().collect();
+        let mut of_pool = Vec::new();
+        for path in paths {
+            if holds(path, pool_id)? {
+                of_pool.push(path.clone());
+            }
+        }
         if of_pool.is_empty() {
             return Ok(None);
         }
         let mut devices = Offline::open(&of_pool, Access::Write, claim_wait)?;
-        let members = members(&mut devices, pool_id);
+        let members = without_departed(members(&mut devices, pool_id));
         let has_first = members.iter().any(|(_, copy)| copy.this_device == DeviceIndex(0));
         Ok(has_first.then_some(Self { devices, members, pool_id: *pool_id }))
     }
@@ -95,10 +100,13 @@ impl Erasing {
     }
 }
 
-/// Whether the device at a path is one of the pool. It is only read; what can't be read is none.
-fn holds(path: &Path, pool_id: &[u8; 16]) -> bool {
-    let opened = Offline::open(&[path.to_path_buf()], Access::Look, Duration::ZERO);
-    opened.is_ok_and(|mut device| !members(&mut device, pool_id).is_empty())
+/// Whether the device at a path is one of the pool. It is only read; none where nothing is there.
+fn holds(path: &Path, pool_id: &[u8; 16]) -> Result<bool, PoolError> {
+    if !path.exists() {
+        return Ok(false);
+    }
+    let mut device = Offline::open(&[path.to_path_buf()], Access::Look, Duration::ZERO)?;
+    Ok(!members(&mut device, pool_id).is_empty())
 }
 
 /// Positions of the pool's devices, and what is on them.
@@ -111,6 +119,18 @@ fn members(devices: &mut Offline, pool_id: &[u8; 16]) -> Vec<(usize, Superblock)
         members.extend(found.filter(|copy| copy.pool_id == *pool_id).map(|copy| (at, copy)));
     }
     members
+}
+
+/// The copies of devices that the newest one has in its table: one that has left may be used for
+/// something else.
+fn without_departed(members: Vec<(usize, Superblock)>) -> Vec<(usize, Superblock)> {
+    let newest = members.iter().map(|(_, copy)| copy).max_by_key(|copy| copy.generation);
+    let Some(table) = newest.map(|newest| newest.devices) else { return members };
+    let is_present = |copy: &Superblock| {
+        let own = copy.devices.as_slice().get(usize::from(copy.this_device.0));
+        own.is_some_and(|own| table.present().any(|(_, record)| record.uuid == own.uuid))
+    };
+    members.into_iter().filter(|(_, copy)| is_present(copy)).collect()
 }
 
 /// Erases all copies of the superblock on a device.

@@ -141,7 +141,7 @@ impl Pages {
         let (pool, media, mut found) = (handle.name(), handle.media_stats(), Vec::new());
         let threshold = book.options.slow_io;
         let threshold = u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX);
-        for (at, device) in handle.open_devices().iter().enumerate() {
+        for (at, device) in handle.used_devices() {
             let path = device.info().path.display().to_string();
             let look = self.seen.get(pool).and_then(|seen| seen.devices.get(at));
             if let Some((reason, problem)) = look.and_then(|look| look.gone.as_ref()) {
