@@ -200,7 +200,8 @@ fn recover(
     let mut world = World::thaw(frozen, seed);
     world.crash(crash);
     let mut boundary = world.core.boundaries;
-    while !world.is_serving() {
+    // A pool that is at rest when it has been read back ends the history in the same event.
+    while !world.is_serving() && !world.is_finished() {
         world.step()?;
         let nested = nested.is_some_and(|until| clock() < until);
         if nested && world.is_opening() && world.core.boundaries != boundary {
