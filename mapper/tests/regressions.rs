@@ -137,6 +137,25 @@ fn no_write_follows_a_failed_flush() {
     assert!(c.is_none(), "handed out after failure: {c:?}");
 }
 
+// a failed write that has reached the device in part
+#[test]
+fn a_flush_covers_what_a_failed_write_has_left() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("a", 1 << 30);
+    let v = rig.attach(id);
+    rig.write(&v, 0, &[1; 4096]).unwrap();
+    rig.flush(&v).unwrap();
+    let mut plan = Plan::with_capacity(64);
+    for (error, is_flushed) in [(IoError::Media, true), (IoError::NoSpace, false)] {
+        let step = rig.worker.write(&v, 0, 4096, false, &mut plan).unwrap();
+        assert!(matches!(step, Step::Issue { .. }));
+        rig.worker.complete(&v, &mut plan, Err(error)).unwrap_err();
+        let before = rig.media.flushes;
+        rig.flush(&v).unwrap();
+        assert_eq!(rig.media.flushes > before, is_flushed, "{error:?}");
+    }
+}
+
 // two grows of a device
 #[test]
 fn a_device_grows_no_further_than_its_counters() {

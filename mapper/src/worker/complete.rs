@@ -80,7 +80,9 @@ impl Worker {
         plan: &mut Plan,
         result: Result<(), IoError>,
     ) -> Result<Answer, MapperError> {
-        if result.is_ok() {
+        // Blocks of a write that failed may have reached the device, and can be read: the next
+        // flush covers them too.
+        if result != Err(IoError::NoSpace) {
             self.count_written(plan);
         }
         self.check_written_through(plan, result);
