@@ -361,7 +361,9 @@ class Pool:
             return self._add(copy)
         volume = self.volumes.get(id)
         require(volume, f"{what}: volume {id} doesn't exist")
-        require(kind in (DELETE, RENAME) or volume.kind == 1, f"{what}: changes a snapshot")
+        # Data of a snapshot may have been moved.
+        allowed = kind in (DELETE, RENAME, MAP, COMPOSITE, UNMAP)
+        require(allowed or volume.kind == 1, f"{what}: changes a snapshot")
         if kind == MAP:
             self._map(volume, a, (b, c))
         elif kind == COMPOSITE:
@@ -453,6 +455,9 @@ def show_info(pool):
     print(f"generation {sb.generation} ({pool.copies} copies), epoch {sb.epoch}, checkpoint {sb.checkpoint_lsn}")
     print(f"{pool.pages_read} pages read, {pool.log_blocks} blocks of the log from {sb.tail_sequence}")
     for i, device in enumerate(sb.table):
+        if not device.present:
+            print(f"device {i}: has left the pool")
+            continue
         print(f"device {i}: {device.image.path}, {uuid.UUID(bytes=device.uuid)},"
               f" extents {device.first} to {device.first + device.extents - 1}")
 

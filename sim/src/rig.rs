@@ -120,6 +120,12 @@ impl Rig {
         self.engine.check_invariants()
     }
 
+    /// Lets this many nanoseconds pass.
+    pub fn pass(&mut self, ns: u64) {
+        self.now += ns;
+        self.settle();
+    }
+
     /// Steps the engine until it has nothing to do at this time.
     pub fn settle(&mut self) {
         for _ in 0..8 {

@@ -236,6 +236,34 @@ fn a_missing_device() {
     assert!(error.contains("device 1 ") && error.contains("is missing"), "{error}");
 }
 
+/// The log says where data of snapshots has been moved to.
+#[test]
+fn a_device_that_leaves() {
+    let mut place = Place::new("leaves", 3);
+    let mut world = World::new(64 * KIB, &[4 * MIB, 16 * MIB, 24 * MIB], None, 4);
+    world.create("a", 12 * MIB, 512);
+    world.write("a", 0, 12 * MIB);
+    world.snapshot("a", "s");
+    world.scatter("a", 10);
+    world.rig.control(Control::Checkpoint).unwrap();
+    world.rig.control(Control::RemoveDevice { device: 1 }).unwrap();
+    let (mut in_log, mut rounds) = (0, 0);
+    while world.rig.engine().evacuation_status().device.is_some() {
+        assert!(rounds < 5_000, "{:?}", world.rig.engine().evacuation_status());
+        world.rig.pass(150_000_000);
+        world.flush("a");
+        if world.rig.engine().evacuation_status().device.is_some() {
+            in_log += u64::from(world.compare(&place).log_blocks > 0);
+        }
+        rounds += 1;
+    }
+    assert!(in_log > 0, "no record of a move was in the log");
+    world.rig.media.devices.remove(1);
+    world.reopen();
+    place.devices = 2;
+    world.compare(&place);
+}
+
 #[test]
 fn damaged_pages_and_log() {
     let place = Place::new("pages", 2);
