@@ -316,10 +316,12 @@ impl Pool {
         self.wake.0.engine.store(true, Ordering::SeqCst);
     }
 
-    /// Makes the engine advance the IO epoch up to this one. Each advance is an event.
+    /// Makes the engine advance the IO epoch up to this one. Each advance is an event. Where it is
+    /// awaited already, the engine is not called again: it looks for itself from time to time.
     pub(crate) fn await_epoch(&self, epoch: u64) {
-        self.wake.0.epoch.fetch_max(epoch, Ordering::SeqCst);
-        self.want_engine();
+        if self.wake.0.epoch.fetch_max(epoch, Ordering::SeqCst) < epoch {
+            self.want_engine();
+        }
     }
 
     /// Makes the engine look for composite entries that are to be folded.

@@ -253,7 +253,7 @@ fn the_place_of_a_removed_device_is_used_again() {
     };
     assert_eq!(states(&rig), [DeviceState::InUse, DeviceState::Removed, DeviceState::InUse]);
     let mut media = rig.kill();
-    media.devices.remove(1);
+    let former = media.devices.remove(1);
     let mut rig = Rig::open(media).unwrap();
     rig.media.devices.push(vec![0xEE; 30 * MIB]);
     let (name, uuid) = ("new".to_owned(), [0x77; 16]);
@@ -267,9 +267,108 @@ fn the_place_of_a_removed_device_is_used_again() {
     rig.write(&volume, 0, &content).unwrap();
     rig.flush(&volume).unwrap();
     rig.check();
-    let mut rig = Rig::open(rig.kill()).unwrap();
+    // The caller may still name the former device.
+    let mut media = rig.kill();
+    media.devices.insert(1, former);
+    let mut rig = Rig::open(media).unwrap();
+    assert_eq!(
+        [0, 1, 2, 3].map(|handle| rig.pool.position_of(handle)),
+        [Some(0), None, Some(2), Some(1)]
+    );
     expect(&mut rig, &all);
     expect(&mut rig, &[(big, content)]);
+    rig.check();
+}
+
+#[test]
+fn a_leaf_that_hundreds_of_snapshots_share_leaves_the_device() {
+    let mut rig = Rig::open(pool(&[4 * MIB, 8 * MIB, 64 * MIB])).unwrap();
+    let id = rig.create("a", 1 << 20);
+    let volume = rig.attach(id);
+    let content = data(2, MIB);
+    rig.write(&volume, 0, &content).unwrap();
+    let mut all = vec![(id, content.clone())];
+    for number in 0..700 {
+        let name = format!("s{number}");
+        let snapshot = created(rig.control(Control::Snapshot { source: id, name }));
+        if number % 100 == 0 {
+            all.push((snapshot, content.clone()));
+        }
+    }
+    rig.control(Control::Checkpoint).unwrap();
+    remove(&mut rig, 1);
+    wait_until_gone(&mut rig);
+    garble(&mut rig, 1);
+    expect(&mut rig, &all);
+    rig.check();
+}
+
+/// A request that takes very long, of another volume, holds up writers for a moment only, and the
+/// engine looks from time to time.
+#[test]
+fn moves_do_not_wait_for_slow_requests_for_ever() {
+    let mut rig = Rig::open(pool(&[4 * MIB, 16 * MIB, 24 * MIB])).unwrap();
+    let all = family(&mut rig);
+    let other = rig.create("other", 1 << 20);
+    let other = rig.attach(other);
+    rig.write(&other, 0, &[1; BLOCK]).unwrap();
+    rig.check();
+    let mut slow = Plan::with_capacity(64);
+    let step = rig.worker.read(&other, 0, BLOCK as u64, &mut slow).unwrap();
+    assert!(matches!(step, Step::Issue { .. }));
+    rig.engine.submit(Control::RemoveDevice { device: 1 });
+    for _ in 0..50 {
+        rig.now += 1_000_000;
+        rig.settle();
+    }
+    assert!(!rig.pool.engine_wanted(), "the engine is called without an event");
+    let next = rig.engine.next_deadline().unwrap();
+    assert!(next >= rig.now + 100_000, "{next} is no pause after {}", rig.now);
+    let volume = rig.attach(all[0].0);
+    let mut plan = Plan::with_capacity(64);
+    let mut parks = |rig: &mut Rig| {
+        let mut parked = 0;
+        for extent in 0..128 {
+            let at = (extent * EXTENT) as u64;
+            match rig.worker.write(&volume, at, BLOCK as u64, false, &mut plan).unwrap() {
+                Step::Issue { .. } => {
+                    let io = Err(blockd_mapper::io::IoError::NoSpace);
+                    rig.worker.complete(&volume, &mut plan, io).unwrap_err();
+                }
+                Step::Park(_) => parked += 1,
+                _ => {}
+            }
+        }
+        parked
+    };
+    assert!(parks(&mut rig) > 0, "no move is under way");
+    let mut free = 0;
+    for _ in 0..100 {
+        rig.now += 20_000_000;
+        rig.settle();
+        free += u32::from(parks(&mut rig) == 0);
+    }
+    assert!(free > 50, "writers wait for the moves {} times of 100", 100 - free);
+    rig.worker.complete(&other, &mut slow, Ok(())).unwrap();
+    wait_until_gone(&mut rig);
+    garble(&mut rig, 1);
+    expect(&mut rig, &all);
+    rig.check();
+}
+
+/// Zeroes were written that keep the extent: its space stays the volume's.
+#[test]
+fn an_extent_without_data_is_kept_on_another_device() {
+    let mut rig = Rig::open(pool(&[4 * MIB, 16 * MIB, 40 * MIB])).unwrap();
+    let id = rig.create("a", 16 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &data(1, 16 * MIB)).unwrap();
+    rig.write_zeroes(&volume, 0, 16 * MIB, false);
+    let before = rig.engine.space().mapped;
+    remove(&mut rig, 1);
+    wait_until_gone(&mut rig);
+    assert_eq!(rig.engine.space().mapped, before);
+    expect(&mut rig, &[(id, vec![0; 16 * MIB])]);
     rig.check();
 }
 

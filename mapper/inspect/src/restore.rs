@@ -225,6 +225,8 @@ impl Plan {
             let record = own.devices.as_slice().get(usize::from(own.this_device.0));
             let at = record.and_then(|own| table.iter().position(|d| d.uuid == own.uuid));
             match at {
+                // It had left the pool when the dump was made.
+                Some(at) if !table[at].is_present() => {}
                 Some(at) if target.handles[at] == u8::MAX => target.handles[at] = handle,
                 Some(_) => return refuse(device, "is the same device as another one".to_owned()),
                 None => return refuse(device, "is not one of the dump's devices".to_owned()),

@@ -15,14 +15,16 @@ use std::sync::Arc;
 use crate::error::MapperError;
 use crate::format::superblock::{DeviceState, DeviceTable};
 use crate::geometry::PAGE_BYTES;
+use crate::leaf::LEAF_ENTRIES;
 use crate::mutation::{Mutation, Situation, active, met};
 use crate::sync::Ordering;
 use crate::units::{PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::Volume;
 
-use super::Engine;
 use super::control::{ControlId, Outcome};
+use super::feature::pages_of_leaves;
 use super::pace::Pace;
+use super::{DRAIN_POLL_NS, Engine};
 
 mod find;
 mod moving;
@@ -67,6 +69,10 @@ pub(crate) struct Evacuation {
     status: EvacuationStatus,
     /// A page was sent to another place during the walk: a checkpoint has to write it.
     pages_moved: bool,
+    /// The walk found no space on the other devices: it begins no move any more.
+    is_full: bool,
+    /// How often the wait of moves for older IO is doubled.
+    doublings: u32,
     /// The superblock without the device is on its way: it is done with this many checkpoints.
     last: Option<u64>,
 }
@@ -99,7 +105,13 @@ impl Evacuation {
         self.walk = Some((VolumeId(0), SlotIndex(0), 0));
         self.again_ns = None;
         self.pages_moved = false;
-        self.status.waits_for_space = false;
+        self.is_full = false;
+    }
+
+    /// Ends the walk, as the other devices have no space.
+    const fn wait_for_space(&mut self) {
+        self.is_full = true;
+        self.status.waits_for_space = true;
     }
 
     /// Whether an extent lies on the leaving device.
@@ -185,11 +197,17 @@ impl Engine {
             let free_to_go = volumes.values().filter(|volume| !volume.reserves());
             free_to_go.map(|volume| volume.reserved_of(|extent| is_on(extent, device))).sum()
         };
+        // Each holder of a shared leaf gets its own.
+        let leaves = pages_of_leaves(self.new_leaves(|leaf| {
+            let extents = |entry| self.pool.arena.entry(leaf, entry).extents();
+            (0..LEAF_ENTRIES).flat_map(extents).any(|extent| is_on(extent, device))
+        }));
+        let page_extents = leaves.div_ceil(self.pool.geometry.pages_per_extent());
         let space = self.pool.free_space.lock();
         let on_it = space.used_on(device).saturating_sub(SUPERBLOCKS + granted);
         let free_on_it = space.devices[device].free_count();
         let free = space.free_count() - free_on_it;
-        let needed = on_it.saturating_add(set_aside);
+        let needed = on_it.saturating_add(set_aside).saturating_add(page_extents);
         if needed <= free {
             return Ok(());
         }
@@ -206,19 +224,36 @@ impl Engine {
 
     /// Adds pages elsewhere until those that were promised can be written without the device's.
     fn replace_pages(&mut self, device: usize) -> Result<(), MapperError> {
+        if self.make_pages(0) {
+            self.update_limits();
+            return Ok(());
+        }
+        let needed = self.pages.free_on(device) * PAGE_BYTES;
+        Err(MapperError::NoSpace { needed, free: 0 })
+    }
+
+    /// Adds pages until what was promised can be written, and this many slots more. Promises
+    /// nothing to workers until the limits are updated.
+    fn make_pages(&mut self, slots: u64) -> bool {
         // As for a shrink: nothing is promised on the strength of pages that do not count any more.
-        let limits = &self.pool.pages.0;
+        let pool = Arc::clone(&self.pool);
+        let limits = &pool.pages.0;
         limits.limit.store(0, Ordering::SeqCst);
         limits.limit_freeing.store(0, Ordering::SeqCst);
         crate::sync::fence(Ordering::SeqCst);
-        while self.dirty_limit(self.pages.free_pages()) < self.dirty_or_promised() {
-            if !self.add_page_extent() {
-                let needed = self.pages.free_on(device) * PAGE_BYTES;
-                return Err(MapperError::NoSpace { needed, free: 0 });
+        loop {
+            let limit = self.dirty_limit(self.pages.free_pages());
+            if limit >= self.dirty_or_promised().saturating_add(slots) {
+                if !limits.strict.load(Ordering::Relaxed) {
+                    limits.limit_freeing.store(limit, Ordering::SeqCst);
+                }
+                return true;
+            }
+            // Space set aside for thick volumes is theirs.
+            if !self.has_more_than_set_aside() || !self.add_page_extent() {
+                return false;
             }
         }
-        self.update_limits();
-        Ok(())
     }
 
     /// A device that is leaving stays in the pool.
@@ -265,7 +300,8 @@ impl Engine {
         let paced =
             evacuation.walk.and_then(|_| evacuation.pace.deadline(self.now_ns, evacuation.rate));
         let again = evacuation.again_ns.filter(|_| evacuation.walk.is_none());
-        [paced, again].into_iter().flatten().min()
+        let retried = evacuation.running.iter().filter_map(Move::retried_at).min();
+        [paced, again, retried].into_iter().flatten().min()
     }
 
     #[cold]
@@ -302,8 +338,10 @@ impl Engine {
 
     /// A walk has ended: another one follows, unless nothing is left.
     fn end_walk(&mut self) {
-        self.evacuation.walk = None;
-        let Some(device) = self.evacuation.device else { return };
+        let evacuation = &mut self.evacuation;
+        evacuation.walk = None;
+        evacuation.status.waits_for_space = evacuation.is_full;
+        let Some(device) = evacuation.device else { return };
         if !self.checkpoint.is_running() {
             self.move_index_pages(device);
         }
@@ -327,8 +365,7 @@ impl Engine {
     /// Writes the superblock without the device.
     fn remove_leaving(&mut self, device: usize) {
         if !self.controls.is_free() || self.checkpoint.is_running() {
-            self.evacuation.again_ns = Some(self.now_ns.saturating_add(1));
-            self.pool.want_engine();
+            self.evacuation.again_ns = Some(self.now_ns.saturating_add(DRAIN_POLL_NS));
             return;
         }
         let mut records = self.superblock.devices.as_slice().to_vec();

@@ -10,7 +10,7 @@
 //! has a page of version 2. A crash on the way leaves the pool with the feature, and with entries
 //! of both kinds.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use crate::error::MapperError;
 use crate::format::superblock::COMPOSITE;
@@ -124,9 +124,9 @@ impl Engine {
             }
             Composites::On => {}
         }
-        let needed = |leaves: u64| 2 * leaves + leaves / LEAVES_PER_INDEX;
-        if self.check_room_for_pages(needed(self.most_new_leaves())).is_err() {
-            self.check_room_for_pages(needed(self.new_leaves()))?;
+        if self.check_room_for_pages(pages_of_leaves(self.most_new_leaves())).is_err() {
+            let leaves = self.new_leaves(|leaf| self.pool.arena.composites(leaf) > 0);
+            self.check_room_for_pages(pages_of_leaves(leaves))?;
         }
         self.pool.set_composites(Composites::Leaving);
         self.fold_now();
@@ -143,21 +143,22 @@ impl Engine {
         most.sum()
     }
 
-    /// Leaves that folds of all composite entries add: each holder of a shared one gets its own.
-    /// Takes time with the mapped leaves of volumes that have composite entries.
-    fn new_leaves(&self) -> u64 {
-        let (mut holders, mut leaves) = (0, BTreeSet::<LeafId>::new());
+    /// Leaves that are added when all leaves of a kind are changed: each holder of a shared one
+    /// gets its own. Takes time with the mapped leaves of all volumes.
+    pub(super) fn new_leaves(&self, is_changed: impl Fn(LeafId) -> bool) -> u64 {
+        // Whether it is of the kind, by leaf.
+        let mut shared = BTreeMap::<LeafId, bool>::new();
+        let mut holders = 0;
         let volumes = self.pool.volumes.read();
-        for volume in volumes.values().filter(|one| one.composites.load(Ordering::Relaxed) > 0) {
+        for volume in volumes.values() {
             for (_, leaf) in volume.directory.load().iter() {
-                let is_shared = self.pool.arena.meta(leaf).references.load(Ordering::Acquire) > 1;
-                if is_shared && self.pool.arena.composites(leaf) > 0 {
-                    holders += 1;
-                    leaves.insert(leaf);
+                if self.pool.arena.meta(leaf).references.load(Ordering::Acquire) > 1 {
+                    let is_of_kind = shared.entry(leaf).or_insert_with(|| is_changed(leaf));
+                    holders += u64::from(*is_of_kind);
                 }
             }
         }
-        holders - leaves.len() as u64
+        holders - shared.values().filter(|is_of_kind| **is_of_kind).count() as u64
     }
 
     /// Takes the bit away once the last composite entry is gone.
@@ -196,4 +197,9 @@ impl Engine {
             && !self.pool.stripes.iter().any(redirects)
             && self.fold_status().composite == 0
     }
+}
+
+/// Pages that this many new leaves take: two each, and index pages.
+pub(super) const fn pages_of_leaves(leaves: u64) -> u64 {
+    2 * leaves + leaves / LEAVES_PER_INDEX
 }

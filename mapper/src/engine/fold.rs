@@ -39,10 +39,10 @@ use super::queue::Purpose;
 mod find;
 
 /// Waiting for older IO at the most: some operations of a slow disk.
-const DRAIN_LIMIT_NS: u64 = 100_000_000;
+pub(super) const DRAIN_LIMIT_NS: u64 = 100_000_000;
 /// How often the wait for older IO is doubled where that has not ended in time: up to 3.2 seconds,
 /// so that folds get on where some IO always takes long.
-const MAX_DOUBLINGS: u32 = 5;
+pub(super) const MAX_DOUBLINGS: u32 = 5;
 /// How much faster folds go where space is short: most of them return an extent.
 const HURRY: u64 = 4;
 

@@ -2,7 +2,7 @@
 
 use crate::create::{NewDevice, device_record};
 use crate::error::MapperError;
-use crate::format::superblock::{DeviceRecord, DeviceTable};
+use crate::format::superblock::{DeviceRecord, DeviceState, DeviceTable};
 use crate::geometry::DEVICE_SHIFT;
 use crate::pool::Pool;
 use crate::shared_counts::SharedCounts;
@@ -41,11 +41,12 @@ impl Engine {
     /// Notes a device's new size for the next superblock. Returns the extents it gains.
     pub(super) fn prepare_grow(&mut self, device: u8, size: u64) -> Result<u64, MapperError> {
         let mut records = self.superblock.devices.as_slice().to_vec();
-        let record = records.get_mut(usize::from(device)).filter(|record| record.is_present());
+        let record = records.get_mut(usize::from(device));
+        let record = record.filter(|record| record.state == DeviceState::InUse);
         let record = record.ok_or_else(|| MapperError::Invalid {
             field: "device",
             value: u64::from(device),
-            allowed: "the position of one of the pool's devices",
+            allowed: "the position of a device of the pool that is not leaving",
         })?;
         let extents = size / self.pool.geometry.extent_size();
         let refuse = |allowed| Err(MapperError::Invalid { field: "size", value: size, allowed });

@@ -291,8 +291,11 @@ impl Engine {
         }
         let commit = self.commit_deadline();
         let checkpoint = self.checkpoint_deadline();
-        let drains = (self.releases.has_drains() || self.awaited_epoch() != 0)
-            .then(|| self.now_ns.saturating_add(DRAIN_POLL_NS));
+        let after = |pause_ns| self.now_ns.saturating_add(pause_ns);
+        let drains = match self.awaited_epoch() {
+            0 => self.releases.has_drains().then(|| after(DRAIN_POLL_NS)),
+            _ => Some(after(AWAITED_POLL_NS)),
+        };
         let folds = self.fold_deadline();
         let rest = self.space_deadline();
         let rest = match self.evacuation.is_idle() {
@@ -450,3 +453,6 @@ const STEPS_PER_POLL: usize = 8;
 /// How often the engine looks whether IO that still uses dropped extents has ended, when nothing
 /// else calls it: 10 ms is short beside the second until a timer commit.
 const DRAIN_POLL_NS: u64 = 10_000_000;
+
+/// The same where writers wait for that IO: about the time that one takes.
+const AWAITED_POLL_NS: u64 = 200_000;

@@ -118,11 +118,14 @@ impl Copies {
             let copy = self
                 .newest_on(handle)
                 .ok_or_else(|| refuse(&device.name, "holds no readable superblock".to_owned()))?;
-            let at = position(&chosen, copy, device)?;
-            if !table[at].is_present() {
-                // Removed, and the caller has not noted that yet.
-                continue;
-            }
+            let at = match position(&chosen, copy) {
+                Some(at) if table[at].is_present() => at,
+                // It has left the pool, and the caller has not noted that yet. Its place may be
+                // another's by now.
+                Some(_) => continue,
+                None if is_former(&chosen, copy) => continue,
+                None => return Err(stranger(&chosen, copy, device)),
+            };
             if seen[at] {
                 return Err(refuse(&device.name, "is the same device as another one".to_owned()));
             }
@@ -167,18 +170,24 @@ fn own_offsets(copy: &Superblock) -> Option<[u64; 2]> {
     Some(copy_offsets(geometry, record.extents).first_pair)
 }
 
-fn position(
-    chosen: &Superblock,
-    copy: &Superblock,
-    device: &PresentDevice,
-) -> Result<usize, MapperError> {
-    if copy.pool_id != chosen.pool_id {
-        let problem = format!("belongs to pool {}", hex(&copy.pool_id));
-        return Err(refuse(&device.name, problem));
-    }
-    let own = copy.devices.as_slice().get(usize::from(copy.this_device.0));
-    let at = own.and_then(|own| chosen.devices.as_slice().iter().position(|d| d.uuid == own.uuid));
-    at.ok_or_else(|| refuse(&device.name, "is not one of the pool's devices".to_owned()))
+/// The place in the pool's table of the device that a copy says it is of.
+fn position(chosen: &Superblock, copy: &Superblock) -> Option<usize> {
+    let own = copy.devices.as_slice().get(usize::from(copy.this_device.0))?;
+    let mut table = chosen.devices.as_slice().iter();
+    table.position(|one| one.uuid == own.uuid).filter(|_| copy.pool_id == chosen.pool_id)
+}
+
+/// Whether the device of a copy was of the pool, which has changed without it since.
+fn is_former(chosen: &Superblock, copy: &Superblock) -> bool {
+    copy.pool_id == chosen.pool_id && copy.generation < chosen.generation
+}
+
+fn stranger(chosen: &Superblock, copy: &Superblock, device: &PresentDevice) -> MapperError {
+    let problem = match copy.pool_id == chosen.pool_id {
+        true => "is not one of the pool's devices".to_owned(),
+        false => format!("belongs to pool {}", hex(&copy.pool_id)),
+    };
+    refuse(&device.name, problem)
 }
 
 fn check_device(record: &DeviceRecord, device: &PresentDevice) -> Result<(), MapperError> {

@@ -8,6 +8,7 @@ use crate::mutation::{Mutation, Situation, active, met};
 use crate::sync::Ordering;
 use crate::units::{ExtentIndex, LeafId, PageAddress, SlotIndex, VolumeId};
 use crate::volume::{OPEN, Volume};
+use crate::volumes::Volumes;
 
 /// Moves under way at a time: enough to overlap their waits for older IO.
 const AT_ONCE: usize = 4;
@@ -19,6 +20,12 @@ const SLOTS_PER_LEAF: u32 = 32;
 impl Engine {
     /// Examines entries, and begins moves, as far as there is room and allowance.
     pub(super) fn walk_leaving(&mut self) {
+        if self.evacuation.is_full {
+            if self.evacuation.running.is_empty() {
+                self.end_walk();
+            }
+            return;
+        }
         let mut left = SLOTS_PER_STEP;
         while left > 0
             && self.moves_may_begin()
@@ -47,6 +54,7 @@ impl Engine {
         let evacuation = &self.evacuation;
         evacuation.running.len() < AT_ONCE
             && evacuation.rate > 0
+            && !evacuation.is_full
             && !evacuation.pace.is_spent()
             && !evacuation.pace.is_paused(self.now_ns)
     }
@@ -109,16 +117,27 @@ impl Engine {
         if self.checkpoint.is_running() || !is_to_do {
             return;
         }
-        let lineage = volume.identity.lineage;
+        let count = holders(&pool.volumes.read(), volume, slot, leaf).count() as u64;
+        if self.make_pages(count) {
+            self.mark_leaf(volume, slot, leaf);
+        } else {
+            self.evacuation.wait_for_space();
+        }
+        self.update_limits();
+    }
+
+    /// Marks a leaf as changed for all volumes and snapshots that share it, if there is a page for
+    /// each of them.
+    fn mark_leaf(&self, volume: &Volume, slot: SlotIndex, leaf: LeafId) {
+        let pool = &self.pool;
         let volumes = pool.volumes.read();
         let _gate = pool.gate.enter(pool.tuning.workers);
-        let _stripe = pool.stripe(lineage, slot).lock();
-        let holders = volumes.relatives(lineage).filter(|one| {
-            let only = active(Mutation::PageMovedForOne);
-            one.directory.load().load(slot) == Some(leaf)
-                && (!only || one.identity.id == volume.identity.id)
-        });
-        let clean: Vec<_> = holders.filter(|one| !one.directory.load().is_dirty(slot)).collect();
+        let _stripe = pool.stripe(volume.identity.lineage, slot).lock();
+        let is_one_of = |one: &&Arc<Volume>| {
+            !active(Mutation::PageMovedForOne) || one.identity.id == volume.identity.id
+        };
+        let clean = holders(&volumes, volume, slot, leaf).filter(is_one_of);
+        let clean: Vec<_> = clean.filter(|one| !one.directory.load().is_dirty(slot)).collect();
         let promised = clean.iter().take_while(|_| pool.promise_page(true)).count();
         if promised == clean.len() {
             for one in &clean {
@@ -126,9 +145,9 @@ impl Engine {
                     pool.note_dirty(one);
                 }
             }
-            meta.clean.store(false, Ordering::Relaxed);
-            if let Some(under) = under {
-                pool.arena.meta(under).clean.store(false, Ordering::Relaxed);
+            let parts = [Some(leaf), pool.arena.under(leaf)];
+            for part in parts.into_iter().flatten() {
+                pool.arena.meta(part).clean.store(false, Ordering::Relaxed);
             }
             met(Situation::LeafPageMoved);
         }
@@ -144,12 +163,30 @@ impl Engine {
         let pages = self.trees.count_pages(lies_on_it);
         // Each with those above it.
         let needed = (pages * self.levels()).min(self.trees.most_pages());
-        if pages > 0 && self.check_room_for_pages(self.fixed_pages() + needed).is_ok() {
-            self.trees.rewrite(lies_on_it);
-            self.new_tree_pages += needed;
-            self.evacuation.pages_moved = true;
-            met(Situation::IndexPageMoved);
+        // Not once more while a checkpoint is to write those of a walk before.
+        if pages > 0 && self.new_tree_pages == 0 {
+            self.new_tree_pages = needed;
+            if self.make_pages(0) {
+                self.trees.rewrite(lies_on_it);
+                met(Situation::IndexPageMoved);
+            } else {
+                self.new_tree_pages = 0;
+                self.evacuation.wait_for_space();
+            }
+            self.update_limits();
         }
+        self.evacuation.pages_moved |= pages > 0;
         self.evacuation.pages_moved |= self.catalogue.rewrite(lies_on_it);
     }
+}
+
+/// The volumes and snapshots of a family that have this leaf in a slot.
+fn holders<'a>(
+    volumes: &'a Volumes,
+    volume: &Volume,
+    slot: SlotIndex,
+    leaf: LeafId,
+) -> impl Iterator<Item = &'a Arc<Volume>> {
+    let holds = move |one: &&Arc<Volume>| one.directory.load().load(slot) == Some(leaf);
+    volumes.relatives(volume.identity.lineage).filter(holds)
 }

@@ -17,9 +17,10 @@ use std::sync::Arc;
 
 use super::Evacuation;
 use crate::change::Site;
-use crate::engine::Engine;
 use crate::engine::copy::Copy;
+use crate::engine::fold::{DRAIN_LIMIT_NS, MAX_DOUBLINGS};
 use crate::engine::queue::Purpose;
+use crate::engine::{AWAITED_POLL_NS, DRAIN_POLL_NS, Engine};
 use crate::entry::{Composite, Entry};
 use crate::io::{IoError, IoOp};
 use crate::mutation::{Mutation, Situation, active, met};
@@ -46,6 +47,13 @@ pub(super) struct Move {
     bits: u64,
     /// Entries switched.
     switches: u64,
+    /// A discard has emptied the extent while it could not unmap it (R5e).
+    is_emptied: bool,
+    /// From then on the move ends without a change if older IO has not ended: writers of the extent
+    /// wait for it, and that IO may be of other volumes.
+    late_ns: u64,
+    /// No entry is switched before this: something has to change first.
+    retry_ns: u64,
     stage: Stage,
 }
 
@@ -64,6 +72,11 @@ enum Stage {
 impl Move {
     pub(super) fn concerns(&self, extent: PhysicalExtent) -> bool {
         self.from == extent || self.copy.as_ref().is_some_and(|copy| copy.to == extent)
+    }
+
+    /// When it goes on, if it waits for the time.
+    pub(super) fn retried_at(&self) -> Option<u64> {
+        (self.stage == Stage::Switching && self.retry_ns > 0).then_some(self.retry_ns)
     }
 }
 
@@ -95,28 +108,31 @@ fn is_written(stripe: &Stripe, extent: PhysicalExtent) -> bool {
 }
 
 impl Engine {
-    /// Begins to move an extent of a volume that lies on the leaving device. `false`: not now.
+    /// Begins to move an extent of a volume that lies on the leaving device, unless something of it
+    /// is in flight: a later walk finds it then.
     pub(super) fn begin_move(
         &mut self,
         volume: &Volume,
         extent: ExtentIndex,
         from: PhysicalExtent,
-    ) -> bool {
+    ) {
         let pool = Arc::clone(&self.pool);
         let lineage = volume.identity.lineage;
         if self.evacuation.moves(from) || self.folds.concerns_extent(from) {
-            return false;
+            return;
+        }
+        // Holders of a shared leaf get their own: nothing is copied that could not be switched.
+        if self.ensure_leaves(SWITCHES_AT_ONCE).is_err() {
+            return self.evacuation.wait_for_space();
         }
         let mut stripe = pool.stripe(lineage, extent.slot()).lock();
         let directory = volume.directory.load_full();
         let ring_slot = pool.tuning.workers;
         let site = Site { pool: &pool, volume, directory: &directory, ring_slot };
         let entry = site.entry(extent);
-        if switched(entry, from, from).is_none() {
-            return true;
-        }
-        if is_written(&stripe, from) || stripe.is_full() {
-            return false;
+        let is_free = !is_written(&stripe, from) && !stripe.is_full();
+        if switched(entry, from, from).is_none() || !is_free {
+            return;
         }
         // What others share has seen the end of all writes in place, and into a base there are
         // none.
@@ -149,13 +165,24 @@ impl Engine {
         let evacuation = &mut self.evacuation;
         evacuation.next_token = token;
         let stage = Stage::Draining(until);
-        let (copy, bits, switches) = (None, 0, 0);
-        let one = Move { token, lineage, extent, from, copy, bits, switches, stage };
-        evacuation.running.push(one);
+        let late_ns = self.now_ns.saturating_add(DRAIN_LIMIT_NS << evacuation.doublings);
+        let (copy, bits, switches, is_emptied, retry_ns) = (None, 0, 0, false, 0);
+        evacuation.running.push(Move {
+            token,
+            lineage,
+            extent,
+            from,
+            copy,
+            bits,
+            switches,
+            is_emptied,
+            late_ns,
+            retry_ns,
+            stage,
+        });
         let cost = i64::try_from(pool.geometry.extent_size()).unwrap_or(i64::MAX);
         evacuation.pace.take(cost);
         pool.await_epoch(until);
-        true
     }
 
     pub(super) fn step_moves(&mut self) {
@@ -193,10 +220,17 @@ impl Engine {
         }
         match one.stage {
             Stage::Draining(until) => {
-                if !self.pool.epochs.reached(until) && !active(Mutation::MoveUndrained) {
+                let is_drained = self.pool.epochs.reached(until) || active(Mutation::MoveUndrained);
+                if !is_drained && now_ns < one.late_ns {
                     self.pool.await_epoch(until);
                     return false;
                 }
+                if !is_drained {
+                    one.stage = Stage::Ending;
+                    self.put_off_moves();
+                    return self.step_move(at);
+                }
+                self.evacuation.doublings = 0;
                 self.unblock(at);
                 self.begin_move_copy(at);
                 self.step_move(at)
@@ -206,18 +240,31 @@ impl Engine {
                 self.evacuation.running[at].stage != Stage::Out && self.step_move(at)
             }
             Stage::Out => false,
+            Stage::Switching if now_ns < one.retry_ns => false,
             Stage::Switching => self.switch(at),
             Stage::Ending => self.end_move(at),
+        }
+    }
+
+    /// Older IO did not end in time: the next moves begin later, and wait longer.
+    fn put_off_moves(&mut self) {
+        let later = self.later();
+        let evacuation = &mut self.evacuation;
+        // The first of those that began together.
+        if !evacuation.pace.is_paused(self.now_ns) {
+            evacuation.doublings = (evacuation.doublings + 1).min(MAX_DOUBLINGS);
+            evacuation.pace.pause_until(later);
         }
     }
 
     /// Lets other writes of the extent go on.
     fn unblock(&mut self, at: usize) {
         let pool = Arc::clone(&self.pool);
-        let one = &self.evacuation.running[at];
+        let one = &mut self.evacuation.running[at];
         let mut stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
         let token = (pool.tuning.workers as u64) << 48 | OF_MOVE | one.token;
         let Some(write) = stripe.remove(token) else { return };
+        one.is_emptied = write.cancelled != 0;
         if write.page_promised {
             pool.return_page();
         }
@@ -253,9 +300,8 @@ impl Engine {
         let to = has_room.then(allocate).flatten();
         let one = &mut self.evacuation.running[at];
         let Some(to) = to else {
-            self.evacuation.status.waits_for_space = true;
             one.stage = Stage::Ending;
-            return;
+            return self.evacuation.wait_for_space();
         };
         let copy = Copy::new(one.from, to, bits);
         let planned = i64::try_from(pool.geometry.extent_size()).unwrap_or(i64::MAX);
@@ -331,8 +377,8 @@ impl Engine {
             return self.end_move(at);
         }
         if is_sourced {
-            drop((stripe, gate));
-            pool.await_epoch(pool.epochs.drain_end());
+            // Its end wakes workers only.
+            one.retry_ns = self.now_ns.saturating_add(AWAITED_POLL_NS);
             return false;
         }
         let (before, is_alone) = (one.switches, naming.len() == 1);
@@ -343,11 +389,12 @@ impl Engine {
             let strict = pool.pages.0.strict.load(Ordering::Relaxed);
             let needs_page = !directory.is_dirty(one.extent.slot()) || strict;
             if needs_page && !pool.promise_page(true) {
+                one.retry_ns = self.now_ns.saturating_add(DRAIN_POLL_NS);
+                pool.want_engine();
                 break;
             }
             let has_room = pool.ring.reserve(slot, CHANGE_UNITS);
-            // A discard may have emptied it while it could not unmap it (R5e).
-            let is_empty = matches!(entry, Entry::Mapped { valid: 0, .. });
+            let is_empty = one.is_emptied && matches!(entry, Entry::Mapped { valid: 0, .. });
             let new = if is_empty { Some(Entry::Unmapped) } else { switched(entry, one.from, to) };
             let new = new.filter(|_| has_room);
             if let Some(new) = new {
@@ -368,7 +415,7 @@ impl Engine {
                 break;
             }
         }
-        // Without a switch it waits for a commit or checkpoint.
+        // Without a switch it waits for a commit or a checkpoint.
         if one.switches > before && !active(Mutation::TargetNotHeld) {
             pool.want_engine();
         }
