@@ -1,10 +1,13 @@
 //! Writes to a volume that snapshots share everything with, beside qcow2 with snapshots in its
 //! file.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::claims::Medium;
 use super::client::Client;
@@ -20,6 +23,8 @@ use crate::load::{Order, Pattern, exactly};
 /// Bytes for each written block: a multiple of the extent size, so that most writes are the first
 /// of an extent.
 const PER_OPERATION: u64 = 512 << 10;
+/// Bytes of the pool's file that are written at a time.
+const CHUNK: usize = 1 << 20;
 /// Bytes of an operation.
 const OPERATION: u64 = 4096;
 /// Jobs by the depth that they have.
@@ -41,7 +46,7 @@ impl Outcome {
     pub fn claims(&self) -> impl Iterator<Item = Claim> {
         let ours = self.rounds.iter().filter(|(kind, _)| *kind == Kind::Blockd);
         ours.flat_map(move |(_, rounds)| {
-            after_snapshot::claims(rounds).map(move |(claim, ratio)| Claim {
+            after_snapshot::claim(rounds).map(move |(claim, ratio)| Claim {
                 workload: self.name.clone(),
                 claim,
                 ratio,
@@ -115,6 +120,9 @@ fn once(
     };
     let blockd = place.blockd.unwrap_or_else(|| Path::new(""));
     let runs = || {
+        if kind == Kind::Blockd {
+            write_out(&image)?;
+        }
         let server = Server::start(kind, &image, blockd)?;
         let mut served = Served { jobs, image: &image, blockd, job, server: Some(server) };
         let settings = served.settings(0, 0)?;
@@ -124,6 +132,20 @@ fn once(
     let runs = runs();
     let _ = std::fs::remove_file(&place.file);
     runs
+}
+
+/// Writes the pool's file, so that it is like a disk: a file system does more at the first write of
+/// each place of a file that is only allocated, which later writes of the same place do not show.
+fn write_out(image: &Image) -> Result<()> {
+    let zeroes = vec![0; CHUNK];
+    let mut file = File::create(&image.file)?;
+    for _ in 0..ours::file_bytes(image).div_ceil(CHUNK as u64) {
+        file.write_all(&zeroes)?;
+    }
+    file.sync_all()?;
+    // Nothing of it is to be written back, or found in memory, while others are measured.
+    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
+    Ok(())
 }
 
 /// An image that is served.

@@ -90,9 +90,15 @@ fn control(image: &Image) -> PathBuf {
     image.folder.join("run").join("control.sock")
 }
 
+/// Bytes of the pool's file of an image.
+#[must_use]
+pub(super) fn file_bytes(image: &Image) -> u64 {
+    pool_bytes(image.size) + image.snapshots
+}
+
 fn configuration(image: &Image) -> String {
     let folder = image.folder.display();
-    let size = pool_bytes(image.size) + image.snapshots;
+    let size = file_bytes(image);
     let file = image.file.display();
     let device = match image.medium {
         Medium::Memory => "kind = \"memory\"\n".to_owned(),

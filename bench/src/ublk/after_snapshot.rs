@@ -70,14 +70,14 @@ impl Outcome {
     pub fn claims(&self) -> Vec<Claim> {
         let all = self.iops();
         let [(_, ours), (_, thin)] = all.as_slice() else { return Vec::new() };
-        let before = after_snapshot::claims(ours)
+        let before = after_snapshot::claim(ours)
             .map(|(claim, ratio)| (claim, ratio, after_snapshot::TARGET));
         let of_thin = FIRST.into_iter().filter_map(|run| {
             let claim = format!("IOPS, writes {}, ours / {THIN}", RUNS[run]);
             Some((claim, after_snapshot::beside(ours, thin, run)?, OF_THIN))
         });
         let (workload, pairs) = (self.name(), ours.len());
-        let all = before.chain(of_thin);
+        let all = before.into_iter().chain(of_thin);
         all.map(|(claim, ratio, target)| {
             let workload = workload.clone();
             Claim { workload, claim, ratio, target, pairs }
