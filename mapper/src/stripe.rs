@@ -47,6 +47,31 @@ pub(crate) struct SlowWrite {
 }
 
 impl SlowWrite {
+    /// A copy of the engine's, from one extent to another: every other write of the volume's extent
+    /// waits for it.
+    pub(crate) const fn of_engine(
+        token: u64,
+        (volume, extent): (VolumeId, ExtentIndex),
+        (source, target): (PhysicalExtent, PhysicalExtent),
+        copied: u64,
+    ) -> Self {
+        Self {
+            token,
+            volume,
+            extent,
+            target,
+            source: Some(source),
+            redirects: false,
+            own: 0,
+            copied,
+            filled: 0,
+            cancelled: 0,
+            awaited: false,
+            page_promised: false,
+            allocated: false,
+        }
+    }
+
     /// Whether it copies an extent away: no other write of the extent may be in flight.
     pub(crate) const fn copies(&self) -> bool {
         self.source.is_some() && !self.redirects

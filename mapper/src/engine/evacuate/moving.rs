@@ -139,21 +139,9 @@ impl Engine {
         let is_in_place = entry.top().physical == Some(from) && site.is_exclusive(extent, from);
         let token = self.evacuation.next_token + 1;
         if is_in_place {
-            stripe.add(SlowWrite {
-                token: (ring_slot as u64) << 48 | OF_MOVE | token,
-                volume: volume.identity.id,
-                extent,
-                target: from,
-                source: Some(from),
-                redirects: false,
-                own: 0,
-                copied: 0,
-                filled: 0,
-                cancelled: 0,
-                awaited: false,
-                page_promised: false,
-                allocated: false,
-            });
+            let token = (ring_slot as u64) << 48 | OF_MOVE | token;
+            let of = (volume.identity.id, extent);
+            stripe.add(SlowWrite::of_engine(token, of, (from, from), 0));
         }
         if let Some((counts, local)) =
             pool.counts_of(from).filter(|_| !active(Mutation::MoveNotHeld))

@@ -116,21 +116,8 @@ impl Engine {
         }
         self.folds.next_token += 1;
         let token = (pool.tuning.workers as u64) << 48 | self.folds.next_token;
-        stripe.add(SlowWrite {
-            token,
-            volume: identity.id,
-            extent,
-            target: to,
-            source: Some(from),
-            redirects: false,
-            own: 0,
-            copied: bits,
-            filled: 0,
-            cancelled: 0,
-            awaited: false,
-            page_promised,
-            allocated: false,
-        });
+        let write = SlowWrite::of_engine(token, (identity.id, extent), (from, to), bits);
+        stripe.add(SlowWrite { page_promised, ..write });
         let until = pool.epochs.drain_end();
         drop(stripe);
         let fold = Fold {
