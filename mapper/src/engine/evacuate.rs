@@ -8,7 +8,7 @@
 //! part of the pool: only that last superblock ends it.
 //!
 //! Extents that a volume holds for writes to come go back; those that were taken for writes in
-//! flight become entries, which a later walk finds. So walks go on until none finds anything.
+//! flight become entries, which a later walk finds. So walks are repeated until one finds nothing.
 
 use std::sync::Arc;
 
@@ -149,7 +149,7 @@ impl Engine {
         self.pool.want_engine();
     }
 
-    /// Lets a device leave: from the next superblock on.
+    /// Begins to take a device out of the pool, with the next superblock.
     pub(super) fn remove_device(&mut self, id: ControlId, device: u8) {
         match self.prepare_remove(usize::from(device)) {
             Ok(false) => self.end_when_durable(id, Outcome::Unchanged),
@@ -290,7 +290,7 @@ impl Engine {
         self.pool.want_engine();
     }
 
-    /// When moves go on at the latest, if they wait for the time.
+    /// The time until which moves wait at the latest, if they wait for the time.
     #[cold]
     pub(super) fn evacuation_deadline(&self) -> Option<u64> {
         let evacuation = &self.evacuation;

@@ -217,7 +217,7 @@ impl Engine {
             self.step_releases();
             self.step_awaited_epoch();
             self.step_folds();
-            // In hardly any poll is there one.
+            // Hardly ever does a device leave.
             if !self.evacuation.is_idle() {
                 self.step_evacuation();
             }

@@ -59,7 +59,7 @@ impl Engine {
             && !evacuation.pace.is_paused(self.now_ns)
     }
 
-    /// Begins moves in a slot, from an entry on. Returns the place to go on at.
+    /// Begins moves in a slot, from an entry on. Returns the place to continue at.
     fn examine_leaving(
         &mut self,
         volume: &Arc<Volume>,

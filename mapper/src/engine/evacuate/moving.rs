@@ -74,7 +74,7 @@ impl Move {
         self.from == extent || self.copy.as_ref().is_some_and(|copy| copy.to == extent)
     }
 
-    /// When it goes on, if it waits for the time.
+    /// The time until which it waits, if it waits for the time.
     pub(super) fn retried_at(&self) -> Option<u64> {
         (self.stage == Stage::Switching && self.retry_ns > 0).then_some(self.retry_ns)
     }
@@ -245,7 +245,7 @@ impl Engine {
         }
     }
 
-    /// Lets other writes of the extent go on.
+    /// Ends the wait of other writes for the extent.
     fn unblock(&mut self, at: usize) {
         let pool = Arc::clone(&self.pool);
         let one = &mut self.evacuation.running[at];
