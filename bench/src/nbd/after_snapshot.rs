@@ -1,18 +1,15 @@
 //! Writes to a volume that snapshots share everything with, beside qcow2 with snapshots in its
 //! file.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::claims::Medium;
 use super::client::Client;
 use super::fio::{Jobs, Settings};
-use super::first_touch::Place;
+use super::first_touch::{self, Place};
 use super::measure::run;
 use super::ours;
 use super::print::Claim;
@@ -23,8 +20,6 @@ use crate::load::{Order, Pattern, exactly};
 /// Bytes for each written block: a multiple of the extent size, so that most writes are the first
 /// of an extent.
 const PER_OPERATION: u64 = 512 << 10;
-/// Bytes of the pool's file that are written at a time.
-const CHUNK: usize = 1 << 20;
 /// Bytes of an operation.
 const OPERATION: u64 = 4096;
 /// Jobs by the depth that they have.
@@ -87,6 +82,11 @@ pub fn measure(
             continue;
         }
         let mut all: Vec<_> = kinds.iter().map(|kind| (*kind, Vec::new())).collect();
+        // The pool's file is written before, so that it is like a disk: a file system does more at
+        // the first write of each place of a file that is only allocated.
+        let pool = place.file.with_extension("pool");
+        let written = place.blockd.map(|_| first_touch::write_file(&pool, pool_bytes(place)));
+        let written = written.transpose()?;
         for round in 0..=rounds {
             for (kind, samples) in &mut all {
                 let iops = once(jobs, place, (*kind, depth, job), round)?;
@@ -95,9 +95,19 @@ pub fn measure(
                 }
             }
         }
+        drop(written);
         found.push(Outcome { name, size: place.size, rounds: all });
     }
     Ok(found)
+}
+
+/// Bytes for snapshots: each keeps the extents of a run at most, one in two.
+const fn kept(place: &Place<'_>) -> u64 {
+    SNAPSHOTS * place.size / 2
+}
+
+fn pool_bytes(place: &Place<'_>) -> u64 {
+    ours::pool_bytes(place.size) + kept(place)
 }
 
 /// A round on a new image.
@@ -110,18 +120,14 @@ fn once(
     // A daemon remembers the pools that it had, by its folder.
     let folder = place.folder.join(format!("{}-{depth}-{round}", kind as u8));
     std::fs::create_dir_all(&folder)?;
-    let image = Image {
-        folder,
-        file: place.file.clone(),
-        size: place.size,
-        // Each keeps the extents of a run at most: one in two.
-        snapshots: SNAPSHOTS * place.size / 2,
-        medium: Medium::Disk,
-    };
+    let is_ours = kind == Kind::Blockd;
+    let file = if is_ours { place.file.with_extension("pool") } else { place.file.clone() };
+    let (size, snapshots, medium) = (place.size, kept(place), Medium::Disk);
+    let image = Image { folder, file, size, snapshots, medium };
     let blockd = place.blockd.unwrap_or_else(|| Path::new(""));
     let runs = || {
-        if kind == Kind::Blockd {
-            write_out(&image)?;
+        if is_ours {
+            first_touch::clear_ends(&image.file, pool_bytes(place), &[])?;
         }
         let server = Server::start(kind, &image, blockd)?;
         let mut served = Served { jobs, image: &image, blockd, job, server: Some(server) };
@@ -130,22 +136,10 @@ fn once(
         after_snapshot::round(&mut served, round)
     };
     let runs = runs();
-    let _ = std::fs::remove_file(&place.file);
-    runs
-}
-
-/// Writes the pool's file, so that it is like a disk: a file system does more at the first write of
-/// each place of a file that is only allocated, which later writes of the same place do not show.
-fn write_out(image: &Image) -> Result<()> {
-    let zeroes = vec![0; CHUNK];
-    let mut file = File::create(&image.file)?;
-    for _ in 0..ours::file_bytes(image).div_ceil(CHUNK as u64) {
-        file.write_all(&zeroes)?;
+    if !is_ours {
+        let _ = std::fs::remove_file(&place.file);
     }
-    file.sync_all()?;
-    // Nothing of it is to be written back, or found in memory, while others are measured.
-    posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?;
-    Ok(())
+    runs
 }
 
 /// An image that is served.

@@ -48,7 +48,7 @@ pub fn stage(
 /// First writes, and overwrites behind them, each on a fresh volume.
 pub fn first_touch(bench: &Bench, before: &Path, place: &Place<'_>) -> Result<Vec<Outcome>> {
     let ours = bench.blockd.as_deref().context("there is no daemon to compare")?;
-    let written = first_touch::write_file(place)?;
+    let written = first_touch::write_file(&place.file, super::ours::pool_bytes(place.size))?;
     let (mut first, mut again) = (Vec::new(), Vec::new());
     for seed in 0..bench.effort.pairs as u64 {
         let once = |program| first_touch::ours_once(&bench.jobs, place, program, seed);

@@ -51,7 +51,7 @@ pub struct Place<'a> {
 
 /// Measures as many pairs as the effort demands.
 pub fn measure(jobs: &Jobs, place: &Place<'_>, effort: Effort) -> Result<Outcome> {
-    let written = write_file(place)?;
+    let written = write_file(&place.file, ours::pool_bytes(place.size))?;
     let mut samples: Vec<(String, Vec<Sample>)> = Vec::new();
     let mut keep = |name: &str, sample: Sample| match samples.iter_mut().find(|s| s.0 == name) {
         Some((_, all)) => all.push(sample),
@@ -101,14 +101,13 @@ impl Drop for Written {
 
 /// Allocates and writes all of the file, so that no server's figures contain the file system's
 /// allocation.
-pub(super) fn write_file(place: &Place<'_>) -> Result<Written> {
-    let size = ours::pool_bytes(place.size);
+pub(super) fn write_file(path: &Path, size: u64) -> Result<Written> {
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true).truncate(false);
-    let file = options.custom_flags(libc::O_DIRECT).open(&place.file);
-    let file = file.with_context(|| format!("create {}", place.file.display()))?;
-    let written = Written(place.file.clone());
-    place::fill(&file, size).with_context(|| format!("fill {}", place.file.display()))?;
+    let file = options.custom_flags(libc::O_DIRECT).open(path);
+    let file = file.with_context(|| format!("create {}", path.display()))?;
+    let written = Written(path.to_owned());
+    place::fill(&file, size).with_context(|| format!("fill {}", path.display()))?;
     Ok(written)
 }
 
@@ -150,15 +149,20 @@ fn image(place: &Place<'_>) -> Image {
 /// where a pool has its superblocks, and the header stands at its beginning. The state of the
 /// daemon is removed, too: a daemon that has seen a pool in the file would report it as missing.
 fn renew(place: &Place<'_>, header: &[u8]) -> Result<()> {
-    const ENDS: usize = 4 << 20;
     match fs::remove_dir_all(place.folder.join("state")) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let file = OpenOptions::new().write(true).open(&place.file)?;
+    clear_ends(&place.file, ours::pool_bytes(place.size), header)
+}
+
+/// Clears both ends of a file of this size: it looks new to the daemon.
+pub(super) fn clear_ends(path: &Path, size: u64, header: &[u8]) -> Result<()> {
+    const ENDS: usize = 4 << 20;
+    let file = OpenOptions::new().write(true).open(path)?;
     let zeroes = vec![0; ENDS];
     file.write_all_at(&zeroes, 0)?;
-    file.write_all_at(&zeroes, ours::pool_bytes(place.size) - ENDS as u64)?;
+    file.write_all_at(&zeroes, size - ENDS as u64)?;
     file.write_all_at(header, 0)?;
     Ok(file.sync_all()?)
 }

@@ -90,15 +90,9 @@ fn control(image: &Image) -> PathBuf {
     image.folder.join("run").join("control.sock")
 }
 
-/// Bytes of the pool's file of an image.
-#[must_use]
-pub(super) fn file_bytes(image: &Image) -> u64 {
-    pool_bytes(image.size) + image.snapshots
-}
-
 fn configuration(image: &Image) -> String {
     let folder = image.folder.display();
-    let size = file_bytes(image);
+    let size = pool_bytes(image.size) + image.snapshots;
     let file = image.file.display();
     let device = match image.medium {
         Medium::Memory => "kind = \"memory\"\n".to_owned(),
