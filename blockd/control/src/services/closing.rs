@@ -339,3 +339,33 @@ fn refuse_memory(config: &PoolConfig) -> Result<(), Error> {
     let problem = "is in the daemon's memory: its volumes would be lost with it";
     Err(Error::in_use(format!("pool {}", shown(&config.name)), problem))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::services::testing::{Rig, file_pool, folder};
+
+    #[tokio::test]
+    async fn a_closed_pool_that_can_not_be_opened_stays_closed_at_the_next_start() {
+        let rig = Rig::without_pool(folder()).await;
+        let path = rig.folder.path().join("pool");
+        let config = file_pool("p", &path);
+        rig.control.open_pool(&config).await.unwrap();
+        rig.control.close_pool("p", How::Call { force: false }).await.unwrap();
+        let away = rig.folder.path().join("away");
+        std::fs::rename(&path, &away).unwrap();
+        assert!(rig.control.reopen_pool("p").await.is_err());
+        assert!(rig.control.0.closed.has("p"), "the next start opens what a call has closed");
+        std::fs::rename(&away, &path).unwrap();
+        // It is open, and the note stays: the next call that finds it open removes that.
+        let blocked = rig.folder.path().join("closed.json.next");
+        std::fs::create_dir(&blocked).unwrap();
+        let error = rig.control.reopen_pool("p").await.unwrap_err();
+        assert!(error.to_string().contains("repeat the call"), "{error}");
+        assert!(rig.control.known("p").unwrap().state.is_ok());
+        std::fs::remove_dir(&blocked).unwrap();
+        assert!(!rig.control.reopen_pool("p").await.unwrap());
+        assert!(!rig.control.0.closed.has("p"), "the next start does not open it");
+        rig.control.close_pools().await.unwrap();
+    }
+}

@@ -311,11 +311,11 @@ impl Control {
     ) -> Result<PoolHandle, Error> {
         let opened = self.try_open(config, replace_missing, id).await;
         let handle = opened.map_err(|failed| *failed.error)?;
-        // A crash may have left the note of an earlier pool of this name.
-        self.note_closed(&config.name, false).await?;
         self.keep_space(&handle, config);
         let known = Known { config: config.clone(), state: Ok(handle.clone()), reason: "" };
         self.0.pools.write().insert(config.name.clone(), known);
+        // A crash may have left the note of an earlier pool of this name.
+        self.note_open(&config.name).await?;
         Ok(handle)
     }
 
@@ -346,18 +346,30 @@ impl Control {
                     );
                     Err(errors::failed_pool(&known.config.name, &failure))
                 }
-                None => Ok(false),
+                None => {
+                    // The call that opened it may have failed to.
+                    self.note_open(&known.config.name).await?;
+                    Ok(false)
+                }
             };
         }
-        self.note_closed(&known.config.name, false).await?;
         self.0.attachments.renew(&known.config.name);
         self.open_pool(&known.config).await?;
+        // Not before: after a failed opening a pool that a call closed stays closed at the next
+        // start.
+        let noted = self.note_open(&known.config.name).await;
         self.forget_attachments_of_missing_volumes().await?;
         self.recover(&known.config.name, "").await?;
         if let Err(error) = self.serve_extend_again(&known.config.name) {
             tracing::error!(pool = known.config.name, %error, "the extend socket is not served");
         }
-        Ok(true)
+        noted.map(|()| true)
+    }
+
+    /// Remembers durably that an open pool is to be opened at the next start.
+    async fn note_open(&self, pool: &str) -> Result<(), Error> {
+        let noted = self.note_closed(pool, false).await;
+        noted.map_err(|error| error.with_note(NOT_REMEMBERED))
     }
 
     /// Applies the configuration to pools that are not open: their next opening uses it. Returns
@@ -445,6 +457,7 @@ impl Control {
     /// Remembers a pool that was known before, unless the configuration has it: the call that made
     /// or imported it may have failed to.
     pub(super) async fn remember_again(&self, config: &PoolConfig) -> Result<(), Error> {
+        self.note_open(&config.name).await?;
         let in_memory = config.devices.iter().all(|device| device.kind == DeviceKind::Memory);
         if in_memory || self.0.configured.read().contains(&config.name) {
             return Ok(());
