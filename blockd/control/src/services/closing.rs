@@ -343,7 +343,7 @@ fn refuse_memory(config: &PoolConfig) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::services::testing::{Rig, file_pool, folder};
+    use crate::services::testing::{Rig, file_pool, folder, memory_pool};
 
     #[tokio::test]
     async fn a_closed_pool_that_can_not_be_opened_stays_closed_at_the_next_start() {
@@ -367,5 +367,19 @@ mod tests {
         assert!(!rig.control.reopen_pool("p").await.unwrap());
         assert!(!rig.control.0.closed.has("p"), "the next start does not open it");
         rig.control.close_pools().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_pool_that_was_closed_in_order_has_not_failed() {
+        let rig = Rig::new().await;
+        rig.control.open_pool(&memory_pool("bad")).await.unwrap();
+        assert!(rig.control.failed_pools().is_empty());
+        let problem = "failed for a test".to_owned();
+        let error = MapperError::Device { name: "memory".to_owned(), problem };
+        rig.control.pool("bad").unwrap().halt(error);
+        // As at the end of the daemon, while the pools that fail are still watched.
+        rig.control.close_pools().await.unwrap_err();
+        assert!(rig.control.known("default").unwrap().failure().is_some());
+        assert_eq!(Vec::from_iter(rig.control.failed_pools().into_keys()), ["bad"]);
     }
 }

@@ -347,6 +347,15 @@ impl Control {
     }
 
     /// Every pool that was named, by name.
+    /// The open pools that have failed, with the reason. A pool that is being closed in order has
+    /// not failed.
+    #[must_use]
+    pub fn failed_pools(&self) -> BTreeMap<String, String> {
+        let failure = |known: &Known| known.state.as_ref().ok().and_then(PoolHandle::fault);
+        let known = self.known_pools().into_iter();
+        known.filter_map(|one| Some((one.config.name.clone(), failure(&one)?))).collect()
+    }
+
     #[must_use]
     pub fn known_pools(&self) -> Vec<Known> {
         self.0.pools.read().values().cloned().collect()
