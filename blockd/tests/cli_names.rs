@@ -4,15 +4,8 @@
 mod cli_support;
 
 use blockd_nbd::client::{Client, ConnectOptions};
-use cli_support::{Daemon, pattern};
+use cli_support::{Daemon, connect, pattern};
 use serde_json::{Value, json};
-
-/// A client of a volume, by the address that `show` has.
-fn connect(daemon: &Daemon, volume: &str) -> Client {
-    let shown = daemon.json(&["show", volume]);
-    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
-    Client::connect(&uri, &ConnectOptions::default()).unwrap()
-}
 
 fn names(daemon: &Daemon) -> Vec<Value> {
     let list = daemon.json(&["list"]);
