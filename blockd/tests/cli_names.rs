@@ -117,13 +117,16 @@ fn a_volume_that_is_not_there_is_said_to_be_in_other_pools() {
     let daemon = with_pools();
     daemon.ok(&["add", "--nbd", "--size", "4M", "fast/data"]);
     let missing = |name: &str| daemon.failure(&["show", name]);
-    let one = "volume data does not exist; pool fast has one of this name: say fast/data";
+    let one = "volume data does not exist; pool fast has a volume of this name: use fast/data";
     for name in ["data", "slow/data"] {
         assert_eq!(missing(name), (4, one.to_owned()), "{name}");
     }
     daemon.ok(&["add", "--nbd", "--size", "4M", "slow/data"]);
     let (code, error) = missing("data");
-    assert!(code == 4 && error.contains("2 pools have one of this name (fast, slow)"), "{error}");
+    assert!(
+        code == 4 && error.contains("2 pools have a volume of this name (fast, slow)"),
+        "{error}"
+    );
     assert_eq!(missing("none"), (4, "volume none does not exist".to_owned()));
 }
 

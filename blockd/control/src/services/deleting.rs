@@ -1,5 +1,5 @@
-//! Deleting a pool: it is closed, forgotten, and erased from its devices, in this order. After a
-//! crash in between it is there whole, or forgotten.
+//! Deleting a pool: it is closed, forgotten, and erased from its devices, in this order. A crash in
+//! between leaves it whole, or forgotten.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::config::PoolConfig;
 /// A pool that is not open any more and is about to be erased.
 struct Doomed {
     config: PoolConfig,
-    /// Where it lies; none of a pool in memory.
+    /// The paths of its devices; none of a pool in memory.
     paths: Vec<PathBuf>,
     /// Its identity, where that is known.
     id: Option<[u8; 16]>,
@@ -95,8 +95,8 @@ impl Control {
         Ok(Doomed { config, paths, id, made, runtime_dir })
     }
 
-    /// Forgets a pool that is closed, and erases it. While its devices can't be had nothing is
-    /// forgotten.
+    /// Forgets a pool that is closed, and erases it. Nothing is forgotten when its devices can't be
+    /// locked.
     async fn erase(&self, doomed: Doomed) -> Result<Vec<v1::ErasedDevice>, Error> {
         let (name, paths) = (doomed.config.name.clone(), doomed.paths.clone());
         let (erasing, doomed) = blocking(move || Ok((doomed.lock()?, doomed))).await?;
@@ -119,8 +119,8 @@ impl Control {
         done.await
     }
 
-    /// Forgets a pool durably. The list of pools makes it known at the next start: with an error
-    /// before that is written the pool is there whole, with its attachments.
+    /// Forgets a pool durably. With an error before the list of pools is written, the next start
+    /// has the whole pool, with its attachments.
     pub(super) async fn forget_pool(&self, name: &str) -> Result<(), Error> {
         let (served, regions) = (Arc::clone(&self.0.served), Arc::clone(&self.0.regions));
         let pool = name.to_owned();
@@ -189,7 +189,7 @@ fn volumes_of(known: &Known) -> (usize, usize) {
     (all.len() - snapshots, snapshots)
 }
 
-/// Refuses a pool with volumes, and one of which that is not known.
+/// Refuses a pool that has volumes, or may have some as it is not open.
 fn refuse_content(known: &Known, volumes: usize, snapshots: usize) -> Result<(), Error> {
     let problem = match (known.failure(), volumes + snapshots) {
         (None, 0) => return Ok(()),

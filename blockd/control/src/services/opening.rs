@@ -163,8 +163,8 @@ impl Control {
         Ok(list.into_iter().map(|one| config_of(one, template)).collect())
     }
 
-    /// Opens a pool, after making it where it isn't there. One that can't be opened stays known,
-    /// with the reason.
+    /// Opens a pool, and creates it first where it does not exist. A pool that can't be opened
+    /// stays known, with the reason.
     pub async fn open_pool(&self, config: &PoolConfig) -> Result<(), Error> {
         let result = self.try_open(config, false, None).await;
         let (state, reason) = match &result {
@@ -240,7 +240,7 @@ impl Control {
             tracing::warn!(pool = name, problem, "the delta ring was not used");
         }
         let only = match opened.handle.is_read_only() {
-            true => ", to be read only: nothing of that is written to the media",
+            true => ", read-only: nothing is written to the media",
             false => "",
         };
         let text = format!("pool {name} is open: {how}{only}");
@@ -248,7 +248,7 @@ impl Control {
         Ok(opened.handle)
     }
 
-    /// Makes a pool at run time, and remembers it. True if it is new.
+    /// Creates a pool at run time, and remembers it. True if it is new.
     pub(super) async fn create_pool(
         &self,
         mut config: PoolConfig,
@@ -259,8 +259,8 @@ impl Control {
         let existing = self.0.pools.read().get(&config.name).cloned();
         let is_known = existing.is_some();
         if let Some(mut existing) = existing {
-            // Whether it has composite entries may have changed since it was made, or it is from
-            // before there were any.
+            // The feature may have been turned on or off since the pool was created, or the pool is
+            // older than the feature.
             if let Ok(pool) = &existing.state {
                 existing.config.composite = match pool.mapper().has_composite() {
                     true => existing.config.composite | config.composite,
@@ -432,7 +432,7 @@ impl Control {
         serving.collect()
     }
 
-    /// Which other pool the namespace is left to that a new one is to be made of.
+    /// The other pool that owns the namespace in which a new pool is to be created.
     async fn owner(&self, config: &PoolConfig) -> Result<Option<String>, Error> {
         let device = config.devices[0].clone();
         if !matches!(device.kind, DeviceKind::Pmem(_)) {
