@@ -10,16 +10,9 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, Stdio};
 
 use blockd_media::clock::Clock;
-use blockd_nbd::client::{Client, ConnectOptions};
-use cli_support::{Daemon, LIMIT, pattern, signal};
+use cli_support::{Daemon, LIMIT, connect, pattern, signal, wait_until};
 
 const MIB: u64 = 1 << 20;
-
-fn connect(daemon: &Daemon, volume: &str) -> Client {
-    let shown = daemon.json(&["show", volume]);
-    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
-    Client::connect(&uri, &ConnectOptions::default()).unwrap()
-}
 
 /// Sum of all bytes of a volume, by way of an image.
 fn sum(daemon: &Daemon, volume: &str) -> (usize, u32) {
@@ -210,13 +203,8 @@ fn a_copy_that_was_written_is_refused_until_it_is_rolled_back_or_forced() {
 }
 
 fn wait_for_no_clients(daemon: &Daemon, volume: &str) {
-    for _ in 0..1000 {
-        if daemon.json(&["show", volume])["volume"]["connections"] == 0 {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    panic!("{volume} still has clients");
+    let connections = || daemon.json(&["show", volume])["volume"]["connections"].take();
+    wait_until("the volume still has clients", || connections() == 0);
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use blockd_nbd::client::{Client, ConnectOptions};
-use cli_support::{Daemon, pattern};
+use blockd_nbd::client::Client;
+use cli_support::{Daemon, connect, pattern};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
@@ -21,9 +21,7 @@ const SECTOR: usize = 512;
 fn filled() -> (Daemon, Client) {
     let daemon = Daemon::start("1G");
     daemon.ok(&["add", "data", "--size", "64M", "--block-size", "512"]);
-    let shown = daemon.json(&["show", "data"]);
-    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
-    let mut client = Client::connect(&uri, &ConnectOptions::default()).unwrap();
+    let mut client = connect(&daemon, "data");
     let bytes = pattern(MIB, 1);
     for at in (0..SIZE).step_by(MIB) {
         client.write(at as u64, &bytes, false).unwrap();

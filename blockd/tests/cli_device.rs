@@ -7,11 +7,8 @@ mod cli_support;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use blockd_media::clock::Clock;
-use blockd_nbd::client::{Client, ConnectOptions};
-use cli_support::{Daemon, LIMIT, pattern};
+use cli_support::{Daemon, connect, pattern, wait_until};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
@@ -25,25 +22,10 @@ struct Case {
     content: Vec<u8>,
 }
 
-fn connect(daemon: &Daemon, volume: &str) -> Client {
-    let shown = daemon.json(&["show", volume]);
-    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
-    Client::connect(&uri, &ConnectOptions::default()).unwrap()
-}
-
 fn devices(daemon: &Daemon) -> Vec<String> {
     let shown = daemon.json(&["pool", "device", "list"]);
     let devices = shown["devices"].as_array().unwrap();
     devices.iter().map(|one| one["path"].as_str().unwrap().to_owned()).collect()
-}
-
-#[track_caller]
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let clock = Clock::start();
-    while !is_so() {
-        assert!(clock.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 impl Case {

@@ -4,11 +4,8 @@
 
 mod cli_support;
 
-use std::time::Duration;
-
-use blockd_media::clock::Clock;
-use blockd_nbd::client::{Client, ConnectOptions};
-use cli_support::{Daemon, LIMIT, pattern};
+use blockd_nbd::client::Client;
+use cli_support::{Daemon, connect, pattern, wait_until};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
@@ -34,17 +31,11 @@ fn mapped(daemon: &Daemon, pool_name: &str, volume: &str) -> (usize, usize) {
     (of_pool, number(&shown["volume"]["mapped_bytes"]))
 }
 
-fn connect(daemon: &Daemon, pool_name: &str, volume: &str) -> Client {
-    let shown = daemon.json(&["show", volume, "--pool", pool_name]);
-    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
-    Client::connect(&uri, &ConnectOptions::default()).unwrap()
-}
-
 /// A volume of 8 MiB in this pool, full of data, with a snapshot `data@1`. Gives its bytes.
 fn shared(daemon: &Daemon, pool_name: &str) -> (Client, Vec<u8>) {
     daemon.ok(&["add", "data", "--pool", pool_name, "--size", "8M"]);
     let bytes = pattern(8 * MIB, 1);
-    let mut client = connect(daemon, pool_name, "data");
+    let mut client = connect(daemon, &format!("{pool_name}/data"));
     for (at, part) in bytes.chunks(MIB).enumerate() {
         client.write((at * MIB) as u64, part, false).unwrap();
     }
@@ -61,22 +52,13 @@ fn write(client: &mut Client, bytes: &mut [u8], at: usize, data: &[u8]) {
 
 #[track_caller]
 fn holds(daemon: &Daemon, volume: &str, expected: &[u8]) {
-    let mut client = connect(daemon, "default", volume);
+    let mut client = connect(daemon, volume);
     let mut found = vec![0; expected.len()];
     for (at, part) in found.chunks_mut(MIB).enumerate() {
         client.read((at * MIB) as u64, part).unwrap();
     }
     let differs = expected.chunks(BLOCK).zip(found.chunks(BLOCK)).position(|(a, b)| a != b);
     assert_eq!(differs, None, "a block of {volume} differs");
-}
-
-#[track_caller]
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let clock = Clock::start();
-    while !is_so() {
-        assert!(clock.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Reloads the configuration with another rate, and waits until the pool has it.

@@ -4,15 +4,8 @@
 mod cli_support;
 
 use blockd_nbd::client::{Client, ConnectOptions};
-use cli_support::{Daemon, pattern};
+use cli_support::{Daemon, connect, pattern};
 use serde_json::{Value, json};
-
-/// A client of a volume, by the address that `show` has.
-fn connect(daemon: &Daemon, volume: &str) -> Client {
-    let shown = daemon.json(&["show", volume]);
-    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
-    Client::connect(&uri, &ConnectOptions::default()).unwrap()
-}
 
 fn names(daemon: &Daemon) -> Vec<Value> {
     let list = daemon.json(&["list"]);
@@ -30,7 +23,7 @@ fn a_renamed_volume_keeps_its_clients_and_new_ones_find_it_by_its_new_name() {
     present.write(0, &first, false).unwrap();
     daemon.ok(&["snapshot", "data=taken"]);
     assert_eq!(daemon.ok(&["rename", "data", "archive"]), "data: is archive now\n");
-    assert_eq!(daemon.ok(&["rename", "data", "archive"]), "archive: has that name already\n");
+    assert_eq!(daemon.ok(&["rename", "data", "archive"]), "archive: unchanged, it has this name\n");
     assert_eq!(daemon.json(&["rename", "taken", "kept"])["changed"], true);
     present.write(1 << 20, &second, false).unwrap();
     present.flush().unwrap();
@@ -124,13 +117,16 @@ fn a_volume_that_is_not_there_is_said_to_be_in_other_pools() {
     let daemon = with_pools();
     daemon.ok(&["add", "--nbd", "--size", "4M", "fast/data"]);
     let missing = |name: &str| daemon.failure(&["show", name]);
-    let one = "volume data does not exist; pool fast has one of this name: say fast/data";
+    let one = "volume data does not exist; pool fast has a volume of this name: use fast/data";
     for name in ["data", "slow/data"] {
         assert_eq!(missing(name), (4, one.to_owned()), "{name}");
     }
     daemon.ok(&["add", "--nbd", "--size", "4M", "slow/data"]);
     let (code, error) = missing("data");
-    assert!(code == 4 && error.contains("2 pools have one of this name (fast, slow)"), "{error}");
+    assert!(
+        code == 4 && error.contains("2 pools have a volume of this name (fast, slow)"),
+        "{error}"
+    );
     assert_eq!(missing("none"), (4, "volume none does not exist".to_owned()));
 }
 

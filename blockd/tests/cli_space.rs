@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use blockd_media::clock::Clock;
 use blockd_nbd::client::{Client, ConnectOptions};
-use cli_support::{Daemon, LIMIT, pattern};
+use cli_support::{Daemon, LIMIT, connect, pattern};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -55,9 +55,7 @@ fn mapped(daemon: &Daemon) -> u64 {
 fn prepared() -> Daemon {
     let daemon = Daemon::start("1G");
     daemon.ok(&["add", "data", "--size", "8M"]);
-    let shown = daemon.json(&["show", "data"]);
-    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
-    let mut client = Client::connect(&uri, &ConnectOptions::default()).unwrap();
+    let mut client = connect(&daemon, "data");
     client.write(0, &pattern(4 << 20, 1), false).unwrap();
     daemon.ok(&["snapshot", "data", "--tag", "1"]);
     client.write(0, &pattern(1 << 20, 2), false).unwrap();

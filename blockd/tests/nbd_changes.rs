@@ -6,8 +6,8 @@ mod cli_support;
 
 use std::process::Command;
 
-use blockd_nbd::client::{Client, ClientError, ConnectOptions, Request, Uri};
-use cli_support::{Daemon, pattern};
+use blockd_nbd::client::{Client, ClientError, ConnectOptions, Request};
+use cli_support::{Daemon, pattern, uri};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -15,11 +15,6 @@ const SIZE: u64 = 32 * MIB;
 
 /// A range that matters: where, how long, and whether it has data.
 type Change = (u64, u64, bool);
-
-fn uri(daemon: &Daemon, volume: &str) -> Uri {
-    let shown = daemon.json(&["show", volume]);
-    shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap()
-}
 
 fn connect(daemon: &Daemon, volume: &str, contexts: &[&str], extended: bool) -> Client {
     let contexts = contexts.iter().map(|name| (*name).to_owned()).collect();

@@ -1,7 +1,7 @@
 //! Starting other programs: cargo above all.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -167,6 +167,28 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("not UTF-8: output of {line}"))
 }
 
+/// Runs with this input, for at most this long, and returns stdout; both outputs are part of the
+/// error. The program has to read the input before it writes.
+///
+/// # Errors
+/// As [`output`], and when it takes longer: it is ended then.
+pub(crate) fn answer(command: &mut Command, input: &[u8], limit: Duration) -> Result<String> {
+    let line = describe(command);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("cannot start: {line}"))?;
+    // Before the input: a program that reads nothing blocks the write.
+    let watchdog = Watchdog::start(child.id(), Some(limit));
+    let written = child.stdin.take().context("the child has no stdin")?.write_all(input);
+    let output = child.wait_with_output()?;
+    watchdog.stop().with_context(|| line.clone())?;
+    if !output.status.success() {
+        let said = [output.stdout, output.stderr].concat();
+        bail!("{}: {line}\n{}", output.status, String::from_utf8_lossy(&said));
+    }
+    written.with_context(|| format!("writing the input of: {line}"))?;
+    String::from_utf8(output.stdout).with_context(|| format!("not UTF-8: output of {line}"))
+}
+
 /// Whether a program of this name is installed. The sbin folders are searched as well: an ordinary
 /// user's `PATH` often lacks them.
 #[must_use]
@@ -204,6 +226,20 @@ mod tests {
     fn output_is_kept() {
         let kept = run_and_keep(Command::new("sh").args(["-c", "echo one; echo two"])).unwrap();
         assert_eq!(kept, "one\ntwo\n");
+    }
+
+    #[test]
+    fn a_program_with_input_is_ended_after_its_limit() {
+        let long = Duration::from_secs(50);
+        assert_eq!(answer(&mut Command::new("cat"), b"one", long).unwrap(), "one");
+        // More than a pipe holds, for a program that reads nothing.
+        let input = vec![b'x'; 1 << 20];
+        let limit = Duration::from_millis(200);
+        let error = answer(Command::new("sleep").arg("50"), &input, limit).unwrap_err();
+        assert!(format!("{error:#}").contains("sleep 50: ended after"), "{error:#}");
+        let error = answer(Command::new("sh").args(["-c", "echo why; exit 3"]), b"", long);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("exit status: 3") && error.ends_with("why\n"), "{error}");
     }
 
     #[test]

@@ -256,8 +256,8 @@ fn tool(program: &str) -> Command {
 
 /// Bytes that a file takes on its file system.
 fn allocated(path: &Path) -> Result<u64> {
-    let metadata =
-        std::fs::metadata(path).with_context(|| format!("looking at {}", path.display()))?;
+    let metadata = std::fs::metadata(path)
+        .with_context(|| format!("reading the metadata of {}", path.display()))?;
     Ok(metadata.blocks() * 512)
 }
 

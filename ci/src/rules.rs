@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -19,6 +20,8 @@ use crate::command;
 const PROGRAM: &str = "promtool";
 /// The Debian package that has it.
 const PACKAGE: &str = "prometheus";
+/// The longest that a call of it may take: it needs a few seconds.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Rules, their tests, and the dashboard beside them with its variables: for the daemon, and for
 /// Kubernetes.
@@ -48,8 +51,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     let program = promtool(&folder)?;
     let promtool = |words: &[&str]| {
         let mut command = Command::new(&program);
-        command.current_dir(&deploy).stdin(Stdio::null()).args(words);
-        command::output(&mut command)
+        command::answer(command.current_dir(&deploy).args(words), b"", LIMIT)
     };
     let known = known_metrics(root)?;
     let page = fs::read_to_string(root.join(RUNBOOKS)).context(RUNBOOKS)?;

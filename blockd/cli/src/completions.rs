@@ -14,11 +14,12 @@ use clap_complete::{ArgValueCandidates, CompleteEnv, CompletionCandidate, Shell}
 use super::Context;
 use super::client::Client;
 
-/// Set by the scripts. A name of its own: programs with clap's default would take `COMPLETE` of a
-/// user's environment for a question.
+/// The variable that the scripts set. Clap's default is `COMPLETE`, which a user's environment may
+/// have for another purpose.
 const VARIABLE: &str = "BLOCKD_COMPLETE";
 
-/// The longest that the daemon may take to answer. The shell waits for it, and then for nothing.
+/// The longest that the daemon may take to answer. The shell waits as long; after that there are no
+/// names.
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// Arguments that name a new volume or pool, which the daemon does not know yet. The socket of
@@ -36,11 +37,11 @@ const NEW: [(&[&str], &str); 6] = [
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  blockd completions bash > /etc/bash_completion.d/blockd",
-    long_about = "Print completions for a shell\n\nNeeds no daemon; while one answers, the names of \
-                  its volumes and pools are completed too."
+    long_about = "Print completions for a shell\n\nNeeds no daemon. While a daemon answers, the \
+                  names of its volumes and pools are completed as well."
 )]
 pub(crate) struct Completions {
-    /// Which shell
+    /// The shell
     pub shell: Shell,
 }
 
@@ -59,7 +60,8 @@ impl Completions {
     }
 }
 
-/// Answers a script by the command line, and ends the process, if a script has started it.
+/// Prints candidates and ends the process, if a completion script has started it; returns
+/// otherwise.
 pub(super) fn answer(line: fn() -> Command) {
     CompleteEnv::with_factory(|| with_names(line(), &[])).var(VARIABLE).complete();
 }
@@ -89,7 +91,7 @@ impl Names {
         }
     }
 
-    /// The daemon's names. None without a daemon that answers in time.
+    /// The names that the daemon has; none where no daemon answers in time.
     fn candidates(self) -> Vec<CompletionCandidate> {
         let words: Vec<OsString> = std::env::args_os().collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -118,7 +120,8 @@ impl Names {
     }
 }
 
-/// Adds the daemon's names to a command and its verbs. `verb` leads to the command.
+/// Adds completion by the daemon's names to a command and its verbs. `verb` is the path of the
+/// command.
 fn with_names(command: Command, verb: &[&str]) -> Command {
     let add = |argument: Arg| match Names::of(verb, argument.get_id().as_str()) {
         Some(names) => argument.add(ArgValueCandidates::new(move || names.candidates())),

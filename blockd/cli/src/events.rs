@@ -9,9 +9,9 @@ use super::output::terminal::Tone;
 
 /// Print what happens, as it happens
 ///
-/// Pools that open or fail, volumes that come, go, are resized, attached and detached, block
-/// devices that come back or fail. Goes on until the daemon ends or you press Ctrl-C. With --json,
-/// an object on each line.
+/// Pools that open or fail, devices that leave a pool, volumes that come, go, are resized, attached
+/// and detached, block devices that come back or fail. Goes on until the daemon ends or you press
+/// Ctrl-C. With --json, an object on each line.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd events --replay")]
 pub(crate) struct Events {

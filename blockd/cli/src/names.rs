@@ -8,9 +8,9 @@ use super::Context;
 /// Pools that an error lists.
 const MAX_LISTED: usize = 5;
 
-/// Splits names of volumes that are all in one pool. Afterwards they are without the pool, and
-/// `pool`, as `--pool` has it, is the one that they name. A pool goes before the first name; the
-/// others may repeat it.
+/// Splits names of volumes of one pool. Afterwards the names are without the pool, and `pool`,
+/// which has the value of `--pool`, is the pool that they name. The first name has to have it
+/// where `--pool` does not; the others may repeat it.
 pub(crate) fn place<'a>(
     pool: &mut String,
     names: impl IntoIterator<Item = &'a mut String>,
@@ -24,10 +24,13 @@ pub(crate) fn place<'a>(
         }
         match &known {
             Some(known) if *known != of => {
-                return refused(format!("in pool {}, as was said before it", shown(known)));
+                return refused(format!(
+                    "in pool {}, as --pool or an earlier name says",
+                    shown(known)
+                ));
             }
             None if at > 0 => {
-                return refused("in the pool of the first name: say POOL/NAME there".to_owned());
+                return refused("in the pool of the first name: write POOL/NAME there".to_owned());
             }
             _ => known = Some(of.to_owned()),
         }
@@ -47,7 +50,7 @@ pub(crate) async fn with_places(context: &Context, error: Error) -> Error {
         let request = ListVolumesRequest { pool: String::new(), brief: true };
         context.client().await?.list_volumes(request).await
     };
-    // The error counts, and not why it can't be explained.
+    // The first error is reported in any case.
     let Ok(answer) = listed.await else { return error };
     let namesakes = answer.volumes.iter().filter(|one| shown(&one.name) == detail.value);
     let pools: Vec<String> = namesakes.map(|one| shown(&one.pool)).collect();
@@ -60,14 +63,16 @@ pub(crate) async fn with_places(context: &Context, error: Error) -> Error {
 fn note(pools: &[String], name: &str) -> Option<String> {
     Some(match pools {
         [] => return None,
-        [pool] => format!("pool {pool} has one of this name: say {pool}/{name}"),
+        [pool] => format!("pool {pool} has a volume of this name: use {pool}/{name}"),
         [first, ..] => {
             let mut list = pools.iter().take(MAX_LISTED).cloned().collect::<Vec<_>>().join(", ");
             if pools.len() > MAX_LISTED {
                 list.push_str(", ...");
             }
             let count = pools.len();
-            format!("{count} pools have one of this name ({list}): say {first}/{name} or the like")
+            format!(
+                "{count} pools have a volume of this name ({list}): use POOL/NAME, like {first}/{name}"
+            )
         }
     })
 }
@@ -103,9 +108,13 @@ mod tests {
     #[test]
     fn names_of_two_pools_are_refused() {
         let cases: [(&str, &[&str], &str); 6] = [
-            ("p", &["q/a"], "volume is q/a: must be in pool p, as was said before it"),
-            ("", &["p/a", "q/b"], "volume is q/b: must be in pool p, as was said before it"),
-            ("p", &["/a"], "volume is /a: must be in pool p, as was said before it"),
+            ("p", &["q/a"], "volume is q/a: must be in pool p, as --pool or an earlier name says"),
+            (
+                "",
+                &["p/a", "q/b"],
+                "volume is q/b: must be in pool p, as --pool or an earlier name says",
+            ),
+            ("p", &["/a"], "volume is /a: must be in pool p, as --pool or an earlier name says"),
             ("", &["a", "p/b"], "volume is p/b: must be in the pool of the first name"),
             ("", &["p/"], "volume is p/: must be NAME, POOL/NAME"),
             ("", &["p/a/b"], "volume is p/a/b: must be NAME, POOL/NAME"),
@@ -128,9 +137,10 @@ mod tests {
             )
         };
         assert_eq!(said(0), None);
-        assert_eq!(said(1).unwrap(), "pool p has one of this name: say p/a");
-        let two = "2 pools have one of this name (p, q): say p/a or the like";
+        assert_eq!(said(1).unwrap(), "pool p has a volume of this name: use p/a");
+        let two = "2 pools have a volume of this name (p, q): use POOL/NAME, like p/a";
         assert_eq!(said(2).unwrap(), two);
-        assert!(said(6).unwrap().starts_with("6 pools have one of this name (p, q, r, s, t, ...)"));
+        let six = "6 pools have a volume of this name (p, q, r, s, t, ...)";
+        assert!(said(6).unwrap().starts_with(six));
     }
 }

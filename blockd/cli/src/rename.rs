@@ -8,17 +8,17 @@ use super::{Context, answers, names};
 
 /// Give a volume or snapshot another name
 ///
-/// Its content, snapshots, settings and attachment stay, and so do its block device and clients
-/// that are connected. New clients find it by the new name, over NBD as under /dev/blockd. When
-/// there is no volume of the old name and one of the new name, nothing is done: the command can be
-/// repeated. The volumes of the CSI plugin are found by their names, and must keep them.
+/// Its content, snapshots, settings and attachment stay, and so do its block device and connected
+/// clients. New clients find it by the new name, over NBD and below /dev/blockd. The command can be
+/// repeated: without a volume of the old name, and with one of the new name, nothing is changed.
+/// The CSI plugin finds its volumes by their names: do not rename these.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd rename data archive")]
 pub(crate) struct Rename {
     /// The volume or snapshot, NAME or POOL/NAME
     pub old: String,
 
-    /// Its new name: 1 to 128 bytes without '/', which none has
+    /// The new name, which the pool does not have yet: 1 to 128 bytes without '/'
     pub new: String,
 
     /// The pool that it is in [default: the daemon's default pool]
@@ -46,7 +46,7 @@ impl Rename {
             let name = &renamed.volume.name;
             match renamed.changed {
                 true => format!("{old}: is {name} now\n"),
-                false => format!("{name}: has that name already\n"),
+                false => format!("{name}: unchanged, it has this name\n"),
             }
         })
     }

@@ -210,6 +210,13 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
         set("blockd_pool_fold_bytes", folds.bytes);
         set("blockd_pool_folds_abandoned", folds.abandoned);
     }
+    if let Ok(evacuation) = pool.evacuation(None).await {
+        set("blockd_pool_leaving_devices", evacuation.device.is_some().into());
+        set("blockd_pool_evacuation_left_bytes", evacuation.left);
+        set("blockd_pool_evacuation_moved_bytes", evacuation.moved);
+        set("blockd_pool_evacuation_errors", evacuation.errors);
+        set("blockd_pool_evacuation_waits", evacuation.waits_for_space.into());
+    }
     let now = &space.now;
     set("blockd_pool_space_state", now.state as u64);
     set("blockd_pool_low_bytes", now.low);

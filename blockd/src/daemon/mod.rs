@@ -384,14 +384,10 @@ async fn watch_devices(control: Control) {
 async fn watch_pools(control: Control) {
     let mut reported = std::collections::BTreeSet::new();
     loop {
-        for known in control.known_pools() {
-            let name = known.config.name.clone();
-            let failure = known.state.ok().and_then(|handle| handle.failure());
-            let Some(failure) = failure else {
-                // It was opened again, and may fail again.
-                reported.remove(&name);
-                continue;
-            };
+        let failed = control.failed_pools();
+        // One that was opened again may fail again.
+        reported.retain(|name| failed.contains_key(name));
+        for (name, failure) in failed {
             if reported.insert(name.clone()) {
                 let text = format!("pool {name} has failed: {failure}");
                 notify::send(&[NotifyState::Status(&text)]).await;

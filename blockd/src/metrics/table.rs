@@ -117,6 +117,31 @@ pub const METRICS: &[Metric] = &[
         POOL,
         "Folds that ended without a change, and are tried again later",
     ),
+    metric("blockd_pool_leaving_devices", Gauge, POOL, "Devices that are leaving the pool"),
+    metric(
+        "blockd_pool_evacuation_left_bytes",
+        Gauge,
+        POOL,
+        "Bytes in use on the device that is leaving",
+    ),
+    metric(
+        "blockd_pool_evacuation_moved_bytes",
+        Counter,
+        POOL,
+        "Bytes copied off the device that is leaving; from 0 for each device",
+    ),
+    metric(
+        "blockd_pool_evacuation_errors",
+        Counter,
+        POOL,
+        "Copies off this device that met an IO error, and are tried again",
+    ),
+    metric(
+        "blockd_pool_evacuation_waits",
+        Gauge,
+        POOL,
+        "1 when the leaving device waits for free space on the others",
+    ),
     metric(
         "blockd_pool_space_state",
         Gauge,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output};
 use std::time::Duration;
 
+use blockd_nbd::client::{Client, ConnectOptions, Uri};
 use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon as Process, Home, Settings};
 use nix::sys::signal::Signal;
@@ -145,6 +146,33 @@ impl Daemon {
         let line = String::from_utf8(output.stderr).unwrap();
         assert!(line.starts_with("blockd: error: ") && line.lines().count() == 1, "{line}");
         (output.status.code().unwrap(), line.trim_end()["blockd: error: ".len()..].to_owned())
+    }
+}
+
+/// The address of a volume, NAME or POOL/NAME, as `show` has it.
+pub(crate) fn uri(daemon: &Daemon, volume: &str) -> Uri {
+    let shown = daemon.json(&["show", volume]);
+    shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap()
+}
+
+/// A client of a volume, NAME or POOL/NAME.
+pub(crate) fn connect(daemon: &Daemon, volume: &str) -> Client {
+    Client::connect(&uri(daemon, volume), &ConnectOptions::default()).unwrap()
+}
+
+/// The same with a write that may wait for as long as a test takes.
+pub(crate) fn connect_patient(daemon: &Daemon, volume: &str) -> Client {
+    let options = ConnectOptions { timeout: 10 * LIMIT, ..ConnectOptions::default() };
+    Client::connect(&uri(daemon, volume), &options).unwrap()
+}
+
+/// Waits until a condition holds; `what` describes it.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let clock = Clock::start();
+    while !holds() {
+        assert!(clock.elapsed() < LIMIT, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use blockd_api::extend::{Extend, Form, Message};
 use blockd_media::clock::Clock;
-use blockd_nbd::client::{Client, ConnectOptions};
+use blockd_nbd::client::Client;
 use serde_json::Value;
 
-use cli_support::{Daemon, LIMIT, pattern};
+use cli_support::{Daemon, LIMIT, connect_patient, pattern};
 
 const MIB: u64 = 1 << 20;
 /// 64 extents of 256 KiB.
@@ -128,11 +128,7 @@ impl Rig {
 }
 
 fn client(daemon: &Daemon, pool: &str, volume: &str) -> Client {
-    let shown = daemon.json(&["show", "--pool", pool, volume]);
-    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
-    // A write may wait for as long as the test takes.
-    let options = ConnectOptions { timeout: 10 * LIMIT, ..ConnectOptions::default() };
-    Client::connect(&uri, &options).unwrap()
+    connect_patient(daemon, &format!("{pool}/{volume}"))
 }
 
 /// A thread that writes to the volume `filler`.

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use blockd_media::clock::Clock;
-use blockd_nbd::client::{Client, ConnectOptions};
-use cli_support::{Daemon, LIMIT, pattern};
+use blockd_nbd::client::Client;
+use cli_support::{Daemon, LIMIT, connect_patient, pattern};
 use serde_json::Value;
 
 /// Exit code of what is in use, or in another state than it has to be.
@@ -90,10 +90,7 @@ fn has_data(daemon: &Daemon, pool: &str) {
 }
 
 fn client(daemon: &Daemon, pool: &str, volume: &str) -> Client {
-    let shown = daemon.json(&["show", "--pool", pool, volume]);
-    let uri = shown["volume"]["nbd_uris"][0].as_str().unwrap().parse().unwrap();
-    let options = ConnectOptions { timeout: 10 * LIMIT, ..ConnectOptions::default() };
-    Client::connect(&uri, &options).unwrap()
+    connect_patient(daemon, &format!("{pool}/{volume}"))
 }
 
 /// A client of the other pool, which writes and reads until it is stopped.

@@ -1,11 +1,11 @@
 //! Helm, schemas and kustomize, fetched where this machine has none.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::{command, setup};
@@ -20,6 +20,9 @@ const COMPLETE: &str = "complete";
 const KUBECTL_MINOR: u64 = 27;
 
 const KUBECTL: setup::Tool = setup::Tool { program: "kubectl", package: "kubernetes-client" };
+
+/// The longest that rendering may take: it needs a second.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Where tools are kept.
 ///
@@ -39,15 +42,8 @@ pub(super) fn render(root: &Path, asked: &Value) -> Result<Value> {
     let packages = packages(root)?;
     let mut command = Command::new(setup::PYTHON.program);
     command.arg(root.join(SCRIPT)).env("PYTHONPATH", &packages).env("PYTHONDONTWRITEBYTECODE", "1");
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().context("starting python")?;
-    // It reads all of it before it writes.
-    child.stdin.take().context("its input")?.write_all(asked.to_string().as_bytes())?;
-    let output = child.wait_with_output()?;
-    if !output.status.success() {
-        bail!("{SCRIPT}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
-    }
-    serde_json::from_slice(&output.stdout).with_context(|| format!("what {SCRIPT} prints"))
+    let rendered = command::answer(&mut command, asked.to_string().as_bytes(), LIMIT)?;
+    serde_json::from_str(&rendered).with_context(|| format!("reading the output of {SCRIPT}"))
 }
 
 /// The packages of the script, in a folder of their own below the build folder.

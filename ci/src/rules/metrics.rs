@@ -1,13 +1,13 @@
 //! The metrics of a daemon that runs, judged by promtool.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use blockd_testkit::daemon::{Daemon, Settings};
 
+use crate::command;
 use crate::steps::Outcome;
 
 /// Starts a daemon with a volume and a snapshot, and checks its answer to a scrape.
@@ -29,15 +29,7 @@ pub(crate) fn run(root: &Path, program: &Path) -> Result<Outcome> {
     daemon.stop()?;
     ensure!(text.contains("\nblockd_volume_size_bytes{"), "a scrape has no volume:\n{text}");
     let mut command = Command::new(promtool);
-    command.args(["check", "metrics"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().context("starting promtool")?;
-    // It reads all of it before it writes.
-    child.stdin.take().context("its input")?.write_all(text.as_bytes())?;
-    let output = child.wait_with_output()?;
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said);
-    ensure!(output.status.success(), "promtool check metrics: {}\n{said}", output.status);
+    command::answer(command.args(["check", "metrics"]), text.as_bytes(), super::LIMIT)?;
     println!("rules: {} lines of metrics hold", text.lines().count());
     Ok(Outcome::Passed)
 }

@@ -44,7 +44,7 @@ pub fn id(id: &str) -> Result<()> {
 pub fn path(plugin: &Plugin, field: &str, path: &str) -> Result<PathBuf> {
     limits::path(field, path)?;
     let kubelet = &plugin.settings.kubelet_dir;
-    let failed = |error| Error::io(format!("looking at {field}"), error);
+    let failed = |error| Error::io(format!("checking {field}"), error);
     paths::check(kubelet, path).map_err(failed)?.map_err(|refused| {
         let allowed = match refused {
             Refused::Form(allowed) => allowed.to_owned(),

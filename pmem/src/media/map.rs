@@ -78,7 +78,7 @@ impl Mapping {
     /// The file is neither, its sysfs attributes cannot be read, or the kernel refuses. A file with
     /// holes is not refused, but must have none: see [`Mapping`].
     pub fn from_file(file: Arc<File>, options: &MappingOptions) -> Result<Self, MediaError> {
-        let data = file.metadata().map_err(MediaError::os("look at it"))?;
+        let data = file.metadata().map_err(MediaError::os("read its metadata"))?;
         let kind = data.file_type();
         let description = if kind.is_char_device() {
             description(&options.sysfs, "char", data.rdev())

@@ -109,8 +109,11 @@ impl Platform {
     ) -> Result<(), PlatformError> {
         let path = self.device_path(device);
         let data = file.metadata();
-        let data =
-            data.map_err(|source| PlatformError::Device { what: "looking at", path, source })?;
+        let data = data.map_err(|source| PlatformError::Device {
+            what: "reading the metadata of",
+            path,
+            source,
+        })?;
         let numbers = (rustix::fs::major(data.rdev()), rustix::fs::minor(data.rdev()));
         let is_node = !data.file_type().is_block_device() || numbers == device.numbers;
         let inventory = self.read()?;

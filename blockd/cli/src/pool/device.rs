@@ -39,9 +39,11 @@ pub(crate) struct List {
 
 /// Empty a device and take it out of its pool
 ///
-/// Everything on it is moved to the other devices while volumes are used, and then the pool no
-/// longer needs it. A restart of the daemon in between only delays that. The first device, which
-/// holds the log, can't be taken out, and no device for whose data the others have no room.
+/// The device leaves the pool: nothing new is put on it, and everything on it is moved to the other
+/// devices while volumes are used. Then the pool no longer needs it. A restart of the daemon in
+/// between only delays that. One device leaves at a time. The first device, which holds the log,
+/// can't leave, nor can a device whose data has no room on the others. A device with unreadable
+/// blocks that are in use leaves when these are deleted or discarded.
 ///
 /// Ctrl-C or the end of --wait ends this command only: the daemon continues. Once the device has
 /// left, take it out of the daemon's configuration, if it is named there. The daemon keeps it open

@@ -248,7 +248,7 @@ fn replay(context: &Context, spec: &PoolSpec) -> Result<OpenReport, Error> {
 }
 
 fn device_spec(path: &std::path::Path) -> Result<DeviceSpec, Error> {
-    let kind =
-        blockd_media::pool::kind_of(path).map_err(|source| Error::file("look at", path, source))?;
+    let kind = blockd_media::pool::kind_of(path);
+    let kind = kind.map_err(|source| Error::file("cannot open", path, source))?;
     Ok(DeviceSpec { path: path.to_owned(), kind, size: None, preallocate: false, direct: true })
 }

@@ -125,7 +125,7 @@ fn look(path: &Path) -> Result<Option<Found>, PoolError> {
 }
 
 fn spec(path: &Path) -> Result<DeviceSpec, PoolError> {
-    let kind = kind_of(path).map_err(PoolError::io("look at", path))?;
+    let kind = kind_of(path).map_err(PoolError::io("cannot open", path))?;
     Ok(DeviceSpec { path: path.to_owned(), kind, size: None, preallocate: false, direct: false })
 }
 

@@ -136,6 +136,14 @@ impl Attachments {
         self.0.log.lock().failing = changes.into();
     }
 
+    /// Holds back changes until the guard is gone; the first one fails then.
+    #[cfg(test)]
+    pub(super) fn hold_and_fail(&self) -> parking_lot::MutexGuard<'_, impl Sized> {
+        let mut log = self.0.log.lock();
+        log.failing = [true].into();
+        log
+    }
+
     /// Numbers of all block devices that are remembered.
     pub(super) fn devices(&self) -> Vec<u32> {
         self.list().iter().filter_map(|one| one.record.ublk?.device).collect()

@@ -122,7 +122,8 @@ impl Control {
             return Err(NotClosed::Failed(super::errors::failed_pool(name, &failure)));
         }
         let all: Vec<_> = handle.mapper().summaries().into_iter().map(|one| one.name).collect();
-        // Nothing attaches, detaches or recovers one of them meanwhile.
+        // Nothing attaches, detaches or recovers one of them meanwhile. Those of other pools have
+        // other locks.
         let guards = self.lock_all(name, &all).await;
         let attached = self.0.attachments.of_pool(name);
         let volumes: Vec<_> = attached.iter().map(|one| one.record.volume.clone()).collect();
@@ -338,4 +339,83 @@ fn refuse_memory(config: &PoolConfig) -> Result<(), Error> {
     }
     let problem = "is in the daemon's memory: its volumes would be lost with it";
     Err(Error::in_use(format!("pool {}", shown(&config.name)), problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use blockd_api::v1::{CreateVolumeRequest, DeleteVolumeRequest};
+
+    use super::*;
+    use crate::services::testing::{Rig, file_pool, folder, memory_pool};
+    use crate::services::tests::{MIB, create, delete};
+
+    #[tokio::test]
+    async fn calls_on_another_pool_do_not_wait_for_one_that_is_being_closed() {
+        let rig = Rig::new().await;
+        rig.control.open_pool(&memory_pool("q")).await.unwrap();
+        let mut client = rig.client.clone();
+        let names: Vec<_> = (0..200).map(|number| format!("v{number:03}")).collect();
+        for name in &names {
+            let pool = "q".to_owned();
+            client.create_volume(CreateVolumeRequest { pool, ..create(name, MIB) }).await.unwrap();
+        }
+        // Closing the pool waits for a call on one of its volumes.
+        let busy = rig.control.lock("q", "v100").await;
+        let control = rig.control.clone();
+        let closing = tokio::spawn(async move { control.close_pool("q", How::Shutdown).await });
+        let pool = "q".to_owned();
+        let deleted = DeleteVolumeRequest { pool, ..delete("v000", false) };
+        while tokio::time::timeout(STEP, client.delete_volume(deleted.clone())).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        let others = async {
+            for name in &names {
+                client.create_volume(create(name, MIB)).await.unwrap();
+            }
+        };
+        tokio::time::timeout(LIMIT, others).await.expect("calls on another pool wait");
+        drop(busy);
+        assert!(closing.await.unwrap().unwrap().changed);
+    }
+
+    #[tokio::test]
+    async fn a_pool_that_was_closed_in_order_has_not_failed() {
+        let rig = Rig::new().await;
+        rig.control.open_pool(&memory_pool("bad")).await.unwrap();
+        assert!(rig.control.failed_pools().is_empty());
+        let problem = "failed for a test".to_owned();
+        let error = MapperError::Device { name: "memory".to_owned(), problem };
+        rig.control.pool("bad").unwrap().halt(error);
+        // As at the end of the daemon, while the pools that fail are still watched.
+        rig.control.close_pools().await.unwrap_err();
+        assert!(rig.control.known("default").unwrap().failure().is_some());
+        assert_eq!(Vec::from_iter(rig.control.failed_pools().into_keys()), ["bad"]);
+    }
+
+    const STEP: Duration = Duration::from_millis(50);
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn a_closed_pool_that_can_not_be_opened_stays_closed_at_the_next_start() {
+        let rig = Rig::without_pool(folder()).await;
+        let path = rig.folder.path().join("pool");
+        let config = file_pool("p", &path);
+        rig.control.open_pool(&config).await.unwrap();
+        rig.control.close_pool("p", How::Call { force: false }).await.unwrap();
+        let away = rig.folder.path().join("away");
+        std::fs::rename(&path, &away).unwrap();
+        assert!(rig.control.reopen_pool("p").await.is_err());
+        assert!(rig.control.0.closed.has("p"), "the next start opens what a call has closed");
+        std::fs::rename(&away, &path).unwrap();
+        // It is open, and the note stays: the next call that finds it open removes that.
+        let blocked = rig.folder.path().join("closed.json.next");
+        std::fs::create_dir(&blocked).unwrap();
+        let error = rig.control.reopen_pool("p").await.unwrap_err();
+        assert!(error.to_string().contains("repeat the call"), "{error}");
+        assert!(rig.control.known("p").unwrap().state.is_ok());
+        std::fs::remove_dir(&blocked).unwrap();
+        assert!(!rig.control.reopen_pool("p").await.unwrap());
+        assert!(!rig.control.0.closed.has("p"), "the next start does not open it");
+        rig.control.close_pools().await.unwrap();
+    }
 }

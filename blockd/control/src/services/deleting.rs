@@ -1,5 +1,5 @@
-//! Deleting a pool: it is closed, forgotten, and erased from its devices, in this order. After a
-//! crash in between it is there whole, or forgotten.
+//! Deleting a pool: it is closed, forgotten, and erased from its devices, in this order. A crash in
+//! between leaves it whole, or forgotten.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::config::PoolConfig;
 /// A pool that is not open any more and is about to be erased.
 struct Doomed {
     config: PoolConfig,
-    /// Where it lies; none of a pool in memory.
+    /// The paths of its devices; none of a pool in memory.
     paths: Vec<PathBuf>,
     /// Its identity, where that is known.
     id: Option<[u8; 16]>,
@@ -64,15 +64,17 @@ impl Control {
         })
     }
 
-    /// Opens a pool again that has got a volume while it was to be deleted.
+    /// Opens a pool again in which a volume was created while it was to be deleted, and serves it
+    /// as before. The caller has the name's lock.
     async fn refuse_new_content(&self, known: &Known) -> Result<(), Error> {
         let Ok(handle) = &known.state else { return Ok(()) };
         if handle.mapper().summaries().is_empty() {
             return Ok(());
         }
-        self.open_pool(&known.config).await?;
-        let problem = "has got a volume meanwhile: delete it first, or use force";
-        Err(Error::in_use(format!("pool {}", shown(&known.config.name)), problem))
+        let name = &known.config.name;
+        self.reopen_extents(name).await?;
+        let problem = "has a volume that was created meanwhile: delete it first, or use force";
+        Err(Error::in_use(format!("pool {}", shown(name)), problem))
     }
 
     async fn doomed(&self, known: &Known) -> Result<Doomed, Error> {
@@ -93,8 +95,8 @@ impl Control {
         Ok(Doomed { config, paths, id, made, runtime_dir })
     }
 
-    /// Forgets a pool that is closed, and erases it. While its devices can't be had nothing is
-    /// forgotten.
+    /// Forgets a pool that is closed, and erases it. Nothing is forgotten when its devices can't be
+    /// locked.
     async fn erase(&self, doomed: Doomed) -> Result<Vec<v1::ErasedDevice>, Error> {
         let (name, paths) = (doomed.config.name.clone(), doomed.paths.clone());
         let (erasing, doomed) = blocking(move || Ok((doomed.lock()?, doomed))).await?;
@@ -117,8 +119,8 @@ impl Control {
         done.await
     }
 
-    /// Forgets a pool durably. The list of pools makes it known at the next start: with an error
-    /// before that is written the pool is there whole, with its attachments.
+    /// Forgets a pool durably. With an error before the list of pools is written, the next start
+    /// has the whole pool, with its attachments.
     pub(super) async fn forget_pool(&self, name: &str) -> Result<(), Error> {
         let (served, regions) = (Arc::clone(&self.0.served), Arc::clone(&self.0.regions));
         let pool = name.to_owned();
@@ -187,7 +189,7 @@ fn volumes_of(known: &Known) -> (usize, usize) {
     (all.len() - snapshots, snapshots)
 }
 
-/// Refuses a pool with volumes, and one of which that is not known.
+/// Refuses a pool that has volumes, or may have some as it is not open.
 fn refuse_content(known: &Known, volumes: usize, snapshots: usize) -> Result<(), Error> {
     let problem = match (known.failure(), volumes + snapshots) {
         (None, 0) => return Ok(()),
@@ -205,4 +207,31 @@ fn refuse_content(known: &Known, volumes: usize, snapshots: usize) -> Result<(),
 fn parse_id(text: &str) -> Option<[u8; 16]> {
     let id = u128::from_str_radix(text, 16).ok()?.to_be_bytes();
     (hex(&id) == text).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use blockd_serve::nbd::Exports as _;
+
+    use super::*;
+    use crate::services::testing::{Rig, file_pool, folder};
+    use crate::services::tests::{MIB, attach, create};
+
+    #[tokio::test]
+    async fn a_pool_with_a_new_volume_is_served_again_with_its_attachments() {
+        let mut rig = Rig::without_pool(folder()).await;
+        let config = file_pool("default", &rig.folder.path().join("pool"));
+        rig.control.open_pool(&config).await.unwrap();
+        let known = rig.control.known("default").unwrap();
+        // A call creates and attaches a volume when the pool was found empty.
+        rig.client.create_volume(create("a", MIB)).await.unwrap();
+        rig.client.attach_volume(attach("a")).await.unwrap();
+        rig.control.close_locked("default", How::Delete).await.unwrap();
+        let error = rig.control.refuse_new_content(&known).await.unwrap_err();
+        assert!(error.to_string().contains("created meanwhile"), "{error}");
+        let exported = rig.control.open("a").await.unwrap().volume;
+        let mut is_connected = false;
+        exported.if_attached(|_| is_connected = true);
+        assert!(is_connected, "no client can connect to an attached volume");
+    }
 }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use blockd_api::v1::{self, DeviceRemoval, PoolDeviceState};
 use blockd_engine::pool::{Control as Command, EvacuationStatus, Membership, Outcome, PoolHandle};
 use blockd_media::error::{Error, shown};
-use blockd_media::units::to_wire;
+use blockd_media::units::{human, to_wire};
 
 use super::errors::pool_error;
-use super::{Control, blocking};
+use super::{Control, EventKind, blocking};
 
 /// The device that is leaving, as a client gets it.
 pub(super) fn evacuation(
@@ -97,11 +97,17 @@ impl Control {
             self.forget_departed(&handle).await?;
         }
         if changed {
-            let (path, left) = (&asked.path, status.left);
-            match action {
-                DeviceRemoval::Abort => tracing::info!(pool = name, path, "device stays"),
-                _ => tracing::info!(pool = name, path, left, "device begins to leave"),
-            }
+            let (pool, path, left) = (shown(&name), shown(&asked.path), human(status.left));
+            let (kind, text) = match action {
+                DeviceRemoval::Abort => {
+                    (EventKind::DeviceStays, format!("device {path} stays in pool {pool}"))
+                }
+                _ => {
+                    let text = format!("device {path} leaves pool {pool}: {left} are to be moved");
+                    (EventKind::DeviceLeaves, text)
+                }
+            };
+            self.events().publish(kind, &name, "", text);
         }
         let evacuation = evacuation(&handle, &status);
         Ok(v1::RemovePoolDeviceResponse { changed, name, evacuation, state: state.into() })

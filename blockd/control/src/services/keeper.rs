@@ -1,9 +1,12 @@
 //! Keeps an eye on the space of each pool: says when it runs short, and finds more.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_engine::pool::{Policy, PoolHandle, SpaceChange, SpaceState};
+use blockd_media::Device;
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::human;
@@ -33,8 +36,8 @@ struct Keeper {
     state: SpaceState,
     /// The last reported free space below the pool.
     below: Option<u64>,
-    /// How many of the devices that have left are noted.
-    departed: usize,
+    /// The devices that have left and are noted; `None` before the first look.
+    departed: Option<BTreeSet<PathBuf>>,
     /// The number of reported times of waiting.
     notified_blocked: usize,
     /// More space is being looked for. The search may take as long as a hook may, and changes are
@@ -85,7 +88,7 @@ impl Keeper {
             finder: Arc::new(finder),
             state: SpaceState::Normal,
             below: None,
-            departed: 0,
+            departed: None,
             notified_blocked: 0,
             finding: None,
             gave_up: None,
@@ -152,18 +155,24 @@ impl Keeper {
     /// Notes devices that have left, also before the pool was opened: the note may have failed.
     async fn note_departed(&mut self) {
         let handle = &self.finder.handle;
-        let departed = handle.departed().count();
-        if departed == self.departed {
+        let path = |device: &Arc<Device>| device.info().path.clone();
+        let departed: BTreeSet<PathBuf> = handle.departed().map(path).collect();
+        if self.departed.as_ref() == Some(&departed) {
             return;
         }
         let pool = handle.name();
         match self.finder.control.forget_departed(handle).await {
             Ok(()) => {
-                for device in handle.departed() {
-                    let path = device.info().path.display();
-                    tracing::info!(pool, %path, "this device has left the pool");
+                let noted = self.departed.replace(departed.clone());
+                for path in &departed {
+                    let text = format!("device {} has left pool {}", path.display(), shown(pool));
+                    match &noted {
+                        // It had left when the pool was opened.
+                        None => tracing::info!(pool, "{text}"),
+                        Some(noted) if noted.contains(path) => {}
+                        Some(_) => self.publish(EventKind::DeviceLeft, text),
+                    }
                 }
-                self.departed = departed;
             }
             Err(error) => {
                 tracing::error!(pool, %error, "a device that has left stays in the list of pools");

@@ -59,7 +59,6 @@ mod tests_of_snapshots;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -70,6 +69,7 @@ use blockd_media::clock::{Clock, wall_seconds};
 use blockd_media::error::Error;
 use blockd_serve::ublk::control::Devices;
 use parking_lot::RwLock;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::config::{HealthConfig, PoolConfig, SpaceConfig};
 use crate::node::NodeId;
@@ -143,18 +143,14 @@ struct Inner {
     making_pools: making::NamedLocks,
     /// A pool is extended once at a time.
     growing_pools: making::NamedLocks,
-    /// One operation at a time on each volume; names that share a lock wait for each other, so that
-    /// two of them are taken by `lock_all`.
-    locks: [tokio::sync::Mutex<()>; LOCKS],
-    hasher: RandomState,
+    /// One operation at a time on each volume.
+    volumes: making::NamedLocks,
     ready: AtomicBool,
     stopping: AtomicBool,
     clock: Clock,
     started_unix_seconds: u64,
 }
 
-/// Enough that operations on different volumes seldom wait for each other.
-const LOCKS: usize = 64;
 /// How long the end of the daemon waits for pools that are being closed on request. Their own limit
 /// is that of workers, 10 s, and a checkpoint.
 const CLOSING_WAIT: std::time::Duration = std::time::Duration::from_secs(30);
@@ -239,8 +235,7 @@ impl Control {
             space_of_new_pools: RwLock::new(options.template.space.clone()),
             making_pools: making::NamedLocks::default(),
             growing_pools: making::NamedLocks::default(),
-            locks: std::array::from_fn(|_| tokio::sync::Mutex::default()),
-            hasher: RandomState::new(),
+            volumes: making::NamedLocks::default(),
             ready: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             clock: Clock::start(),
@@ -352,6 +347,15 @@ impl Control {
         self.0.pools.read().values().cloned().collect()
     }
 
+    /// The open pools that have failed, with the reason. A pool that is being closed in order has
+    /// not failed.
+    #[must_use]
+    pub fn failed_pools(&self) -> BTreeMap<String, String> {
+        let failure = |known: &Known| known.state.as_ref().ok().and_then(PoolHandle::fault);
+        let known = self.known_pools().into_iter();
+        known.filter_map(|one| Some((one.config.name.clone(), failure(&one)?))).collect()
+    }
+
     /// Workers.
     #[must_use]
     pub fn data_path(&self) -> &Arc<dyn DataPath> {
@@ -382,14 +386,24 @@ impl Control {
         }
     }
 
-    /// Keeps others from doing something with this name meanwhile.
-    async fn lock(&self, pool: &str, name: &str) -> tokio::sync::MutexGuard<'_, ()> {
-        self.0.locks[self.lock_place(pool, name)].lock().await
+    /// Keeps others from doing something with this volume meanwhile.
+    async fn lock(&self, pool: &str, name: &str) -> OwnedMutexGuard<()> {
+        self.0.volumes.lock(&self.lock_name(pool, name)).await
     }
 
-    fn lock_place(&self, pool: &str, name: &str) -> usize {
-        let hash = self.0.hasher.hash_one((self.pool_name(pool), name)) % LOCKS as u64;
-        usize::try_from(hash).unwrap_or(0)
+    /// The same for several volumes of a pool. A caller that holds a lock takes no other.
+    async fn lock_all(
+        &self,
+        pool: &str,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Vec<OwnedMutexGuard<()>> {
+        let names = names.into_iter().map(|name| self.lock_name(pool, name.as_ref()));
+        self.0.volumes.lock_all(names.collect()).await
+    }
+
+    /// The name of a volume's lock: no name has a slash.
+    fn lock_name(&self, pool: &str, name: &str) -> String {
+        format!("{}/{name}", self.pool_name(pool))
     }
 }
 

@@ -163,8 +163,8 @@ impl Control {
         Ok(list.into_iter().map(|one| config_of(one, template)).collect())
     }
 
-    /// Opens a pool, after making it where it isn't there. One that can't be opened stays known,
-    /// with the reason.
+    /// Opens a pool, and creates it first where it does not exist. A pool that can't be opened
+    /// stays known, with the reason.
     pub async fn open_pool(&self, config: &PoolConfig) -> Result<(), Error> {
         let result = self.try_open(config, false, None).await;
         let (state, reason) = match &result {
@@ -240,7 +240,7 @@ impl Control {
             tracing::warn!(pool = name, problem, "the delta ring was not used");
         }
         let only = match opened.handle.is_read_only() {
-            true => ", to be read only: nothing of that is written to the media",
+            true => ", read-only: nothing is written to the media",
             false => "",
         };
         let text = format!("pool {name} is open: {how}{only}");
@@ -248,7 +248,7 @@ impl Control {
         Ok(opened.handle)
     }
 
-    /// Makes a pool at run time, and remembers it. True if it is new.
+    /// Creates a pool at run time, and remembers it. True if it is new.
     pub(super) async fn create_pool(
         &self,
         mut config: PoolConfig,
@@ -259,8 +259,8 @@ impl Control {
         let existing = self.0.pools.read().get(&config.name).cloned();
         let is_known = existing.is_some();
         if let Some(mut existing) = existing {
-            // Whether it has composite entries may have changed since it was made, or it is from
-            // before there were any.
+            // The feature may have been turned on or off since the pool was created, or the pool is
+            // older than the feature.
             if let Ok(pool) = &existing.state {
                 existing.config.composite = match pool.mapper().has_composite() {
                     true => existing.config.composite | config.composite,
@@ -311,11 +311,11 @@ impl Control {
     ) -> Result<PoolHandle, Error> {
         let opened = self.try_open(config, replace_missing, id).await;
         let handle = opened.map_err(|failed| *failed.error)?;
-        // A crash may have left the note of an earlier pool of this name.
-        self.note_closed(&config.name, false).await?;
         self.keep_space(&handle, config);
         let known = Known { config: config.clone(), state: Ok(handle.clone()), reason: "" };
         self.0.pools.write().insert(config.name.clone(), known);
+        // A crash may have left the note of an earlier pool of this name.
+        self.note_open(&config.name).await?;
         Ok(handle)
     }
 
@@ -346,18 +346,30 @@ impl Control {
                     );
                     Err(errors::failed_pool(&known.config.name, &failure))
                 }
-                None => Ok(false),
+                None => {
+                    // The call that opened it may have failed to.
+                    self.note_open(&known.config.name).await?;
+                    Ok(false)
+                }
             };
         }
-        self.note_closed(&known.config.name, false).await?;
         self.0.attachments.renew(&known.config.name);
         self.open_pool(&known.config).await?;
+        // Not before: after a failed opening a pool that a call closed stays closed at the next
+        // start.
+        let noted = self.note_open(&known.config.name).await;
         self.forget_attachments_of_missing_volumes().await?;
         self.recover(&known.config.name, "").await?;
         if let Err(error) = self.serve_extend_again(&known.config.name) {
             tracing::error!(pool = known.config.name, %error, "the extend socket is not served");
         }
-        Ok(true)
+        noted.map(|()| true)
+    }
+
+    /// Remembers durably that an open pool is to be opened at the next start.
+    async fn note_open(&self, pool: &str) -> Result<(), Error> {
+        let noted = self.note_closed(pool, false).await;
+        noted.map_err(|error| error.with_note(NOT_REMEMBERED))
     }
 
     /// Applies the configuration to pools that are not open: their next opening uses it. Returns
@@ -420,7 +432,7 @@ impl Control {
         serving.collect()
     }
 
-    /// Which other pool the namespace is left to that a new one is to be made of.
+    /// The other pool that owns the namespace in which a new pool is to be created.
     async fn owner(&self, config: &PoolConfig) -> Result<Option<String>, Error> {
         let device = config.devices[0].clone();
         if !matches!(device.kind, DeviceKind::Pmem(_)) {
@@ -445,6 +457,7 @@ impl Control {
     /// Remembers a pool that was known before, unless the configuration has it: the call that made
     /// or imported it may have failed to.
     pub(super) async fn remember_again(&self, config: &PoolConfig) -> Result<(), Error> {
+        self.note_open(&config.name).await?;
         let in_memory = config.devices.iter().all(|device| device.kind == DeviceKind::Memory);
         if in_memory || self.0.configured.read().contains(&config.name) {
             return Ok(());

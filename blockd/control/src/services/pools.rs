@@ -218,8 +218,8 @@ fn size_to_make(pool: &str, device: &DeviceConfig, is_new: bool) -> Result<Optio
         SizeWish::Bytes(bytes) => Ok(Some(bytes)),
         SizeWish::OfFree(percent) => {
             let folder = device.path.parent().unwrap_or_else(|| Path::new("/"));
-            let below =
-                statvfs(folder).map_err(|error| Error::file("look at", folder, error.into()))?;
+            let below = statvfs(folder)
+                .map_err(|error| Error::file("read the free space of", folder, error.into()))?;
             let free = below.blocks_available().saturating_mul(below.fragment_size());
             let part = free / 100 * u64::from(percent);
             let size = if part >= GIB { part / GIB * GIB } else { part >> 20 << 20 };

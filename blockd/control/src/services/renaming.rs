@@ -1,12 +1,14 @@
 //! Volumes and snapshots that get another name.
 
+use std::sync::Arc;
+
 use blockd_api::v1;
 use blockd_engine::pool::{Control as Command, PoolHandle, VolumeId};
 use blockd_media::error::{Error, shown};
 use blockd_media::names::check_new_name;
 
 use super::volumes::{checked_name, find, of};
-use super::{Control, EventKind};
+use super::{Control, EventKind, blocking};
 
 impl Control {
     /// Gives a volume another name. A call that was carried out before changes nothing.
@@ -49,13 +51,9 @@ impl Control {
         pool.control(named(name)).await.map_err(|error| of(pool, error))?;
         let place = (pool.name().to_owned(), former.to_owned());
         if let Err(error) = self.0.attachments.rename(place, id, name.to_owned()).await {
-            if let Err(error) = pool.control(named(former)).await {
-                tracing::warn!(pool = pool.name(), volume = name, %error, "keeps its new name");
-            }
-            return Err(error);
-        }
-        if let Some(devices) = self.ublk() {
-            devices.rename((&pool.id(), pool.name()), id, former, name);
+            let Err(problem) = pool.control(named(former)).await else { return Err(error) };
+            let (name, problem) = (shown(name), of(pool, problem));
+            return Err(error.with_note(&format!("volume {name} keeps its new name: {problem}")));
         }
         self.data_path().each_volume(&mut |stats| {
             if stats.pool == pool.name() && stats.volume.is(former) {
@@ -64,6 +62,14 @@ impl Control {
         });
         self.0.health.rename(pool.name(), former, name);
         self.rename_extends(pool.name(), former, name);
+        if let Some(devices) = self.ublk().map(Arc::clone) {
+            let (pool, former, name) = (pool.clone(), former.to_owned(), name.to_owned());
+            blocking(move || {
+                devices.rename((&pool.id(), pool.name()), id, &former, &name);
+                Ok(())
+            })
+            .await?;
+        }
         let text = format!("volume {} was renamed to {}", shown(former), shown(name));
         self.events().publish(EventKind::VolumeRenamed, pool.name(), name, text);
         Ok(())

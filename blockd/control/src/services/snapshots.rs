@@ -8,10 +8,9 @@ use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_GROUP;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{human, to_wire};
-use tokio::sync::MutexGuard;
 
 use super::volumes::{checked_name, checked_new_name, checked_size, existing, find, of};
-use super::{Control, EventKind, LOCKS};
+use super::{Control, EventKind};
 
 impl Control {
     /// Takes snapshots at one moment. True if they are new.
@@ -108,22 +107,6 @@ impl Control {
             volume: Some(self.describe(&handle, name).await?),
             previous_size_bytes: to_wire(volume.size),
         })
-    }
-
-    /// Keeps others from doing something with these names meanwhile. The locks are taken in one
-    /// order by all callers that take several, and a caller that holds only one waits for no other.
-    pub(super) async fn lock_all(
-        &self,
-        pool: &str,
-        names: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Vec<MutexGuard<'_, ()>> {
-        let places: BTreeSet<usize> =
-            names.into_iter().map(|name| self.lock_place(pool, name.as_ref())).collect();
-        let mut guards = Vec::with_capacity(places.len());
-        for place in places {
-            guards.push(self.0.locks[place % LOCKS].lock().await);
-        }
-        guards
     }
 }
 

@@ -130,6 +130,20 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
     }
 }
 
+/// A pool in a file, which is made.
+pub(crate) fn file_pool(name: &str, path: &Path) -> PoolConfig {
+    let device = DeviceConfig {
+        path: path.to_path_buf(),
+        kind: DeviceKind::File,
+        size: SizeWish::Bytes(64 << 20),
+        preallocate: false,
+        direct: false,
+    };
+    // The file of its last owner is closed by the kernel in its own time, on a busy host late.
+    let lock_wait = Duration::from_secs(30);
+    PoolConfig { devices: vec![device], lock_wait, volatile: true, ..memory_pool(name) }
+}
+
 /// A control service on a Unix socket, with the pool `default` in memory.
 pub(crate) struct Rig {
     pub(crate) folder: Folder,

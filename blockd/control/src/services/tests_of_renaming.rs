@@ -1,6 +1,7 @@
 //! Renamed volumes as clients of the control API and of NBD see them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockd_api::v1;
 use blockd_engine::pool::Control as Command;
@@ -92,6 +93,27 @@ async fn a_rename_that_cannot_be_remembered_is_taken_back() {
     std::fs::remove_dir(&file).unwrap();
     rig.client.rename_volume(rename("a", "c")).await.unwrap();
     assert!(rig.control.open("c").await.is_ok());
+}
+
+#[tokio::test]
+#[expect(clippy::await_holding_lock, reason = "it is waited for by a thread that may block")]
+async fn a_rename_that_can_not_be_taken_back_says_by_which_name_the_volume_goes() {
+    let rig = rig().await;
+    let held = rig.control.0.attachments.hold_and_fail();
+    let mut client = rig.client.clone();
+    let renaming = tokio::spawn(async move { client.rename_volume(rename("a", "c")).await });
+    let pool = rig.control.pool("").unwrap();
+    while find(&pool, "c").is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // The former name is taken.
+    let (name, block_size) = ("a".to_owned(), 512);
+    pool.control(Command::Create { name, size: 1 << 20, block_size }).await.unwrap();
+    drop(held);
+    let error = renaming.await.unwrap().unwrap_err();
+    let text = error.message();
+    assert!(text.contains("attachments.json"), "{text}");
+    assert!(text.contains("; volume c keeps its new name: "), "{text}");
 }
 
 #[tokio::test]

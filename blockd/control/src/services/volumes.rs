@@ -160,8 +160,7 @@ impl Control {
         checked_size(size, volume.block_size)?;
         if size < volume.size && !shrink {
             let problem = format!(
-                "has {} bytes: {size} would cut off what lies behind, so that shrink has to be \
-                 asked for",
+                "has {} bytes: a size of {size} discards the data beyond; set shrink to allow that",
                 volume.size
             );
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
@@ -231,7 +230,7 @@ impl Control {
         if self.is_attached_so(handle, volume, &wish)? {
             return Ok(false);
         }
-        // The pool may have been closed before the lock was had.
+        // The pool may have been closed before the lock was taken.
         self.pool(handle.name())?;
         let read_only = wish.read_only || volume.kind == VolumeKind::Snapshot;
         let (pool, id) = (handle.name().to_owned(), volume.id.0);
@@ -468,7 +467,7 @@ pub(super) fn step(pool: &PoolHandle) -> u64 {
     if pool.is_pmem() { PMEM_STEP } else { 1 }
 }
 
-/// The size that a volume gets, which may be limited: by 0 it isn't.
+/// The rounded size of a new volume. A limit of 0 is none.
 pub(super) fn rounded(pool: &PoolHandle, size: u64, limit: u64) -> Result<u64, Error> {
     let step = step(pool);
     let rounded = size.checked_next_multiple_of(step).unwrap_or(u64::MAX);
@@ -483,7 +482,7 @@ pub(super) fn checked_name(name: &str) -> Result<(), Error> {
     check_name(name).map_err(|allowed| Error::invalid("name", name, allowed))
 }
 
-/// The same for a name that is to be given.
+/// The same for a new name.
 pub(super) fn checked_new_name(name: &str) -> Result<(), Error> {
     check_new_name(name).map_err(|allowed| Error::invalid("name", name, allowed))
 }

@@ -2,6 +2,7 @@
 
 use blockd_mapper::engine::Control;
 use blockd_mapper::error::MapperError;
+use blockd_mapper::pool::Pool;
 use blockd_media::pool::PoolError;
 
 use super::handle::{Ask, PoolHandle};
@@ -25,10 +26,21 @@ impl PoolHandle {
         }
     }
 
+    /// Why it has failed, if it has. A pool that was closed in order has stopped, and not failed.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        failure_of(&self.shared.pool).map(|error| error.to_string())
+    }
+
     /// Stops the pool for good, as another program has written to its devices, or as IO does not
     /// end. The delta ring stays valid: no device has dropped anything.
     pub fn halt(&self, error: MapperError) {
         self.shared.pool.halt(error);
         self.shared.doorbell.ring();
     }
+}
+
+/// Why a pool has stopped, if that was not to close it.
+pub(super) fn failure_of(pool: &Pool) -> Option<MapperError> {
+    pool.failure().filter(|error| *error != MapperError::Closed)
 }

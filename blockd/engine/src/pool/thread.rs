@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_mapper::engine::{ControlId, Engine, Outcome};
-use blockd_mapper::error::MapperError;
 use blockd_mapper::io::{IoCommand, IoError};
 use blockd_mapper::pool::Pool;
 use blockd_mapper::space::{SpaceChange, SpaceState};
@@ -24,6 +23,7 @@ use futures_channel::{mpsc, oneshot};
 
 use super::discard::Discarder;
 use super::driver::Served;
+use super::ending::failure_of;
 use super::handle::{Ask, MAX_WAITING, PoolHandle, PoolStats, Released, Shared};
 use crate::backing::{Ended, Ring};
 use crate::mailbox::{Inbox, mailbox};
@@ -363,11 +363,6 @@ impl PoolThread {
         let sleep = at.map_or(longest, |at| at.saturating_sub(self.clock.ns()));
         Duration::from_nanos(sleep.clamp(1000, longest))
     }
-}
-
-/// Why a pool has stopped, if that was not to close it.
-fn failure_of(pool: &Pool) -> Option<MapperError> {
-    pool.failure().filter(|error| *error != MapperError::Closed)
 }
 
 /// The name of a pool's thread.

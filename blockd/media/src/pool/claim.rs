@@ -96,7 +96,7 @@ pub(super) fn take(
 ) -> Result<Held, PoolError> {
     let failed = |what| PoolError::io(what, path);
     let page = PageIo::new(file).map_err(failed("open for its claim"))?;
-    let device = number_of(file).map_err(failed("look at"))?;
+    let device = number_of(file).map_err(failed("read the device number of"))?;
     let own = Claim {
         pool_id: opener.pool_id,
         state: ClaimState::Pending,
@@ -141,7 +141,7 @@ pub(super) fn watch(
                 pool_id: *pool_id,
                 boot_id: boot_id()?,
                 lock_space,
-                device: number_of(file).map_err(failed("look at"))?,
+                device: number_of(file).map_err(failed("read the device number of"))?,
                 ..claim
             };
             match claim.state {

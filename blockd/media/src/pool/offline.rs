@@ -413,7 +413,7 @@ impl MediaMut for Offline {
 
 fn check_kind(file: &File, path: &Path) -> Result<(), PoolError> {
     use std::os::unix::fs::FileTypeExt;
-    let kind = file.metadata().map_err(PoolError::io("look at", path))?.file_type();
+    let kind = file.metadata().map_err(PoolError::io("read the metadata of", path))?.file_type();
     if kind.is_file() || kind.is_block_device() {
         return Ok(());
     }

@@ -65,7 +65,8 @@ impl RingFile {
         // A slot for each worker and one for the pool's thread.
         let words = words_needed(workers + 1, records);
         let needed = (words * size_of::<u64>()) as u64;
-        let there = file.metadata().map_err(PoolError::io("look at delta ring", path))?.len();
+        let there =
+            file.metadata().map_err(PoolError::io("read the metadata of delta ring", path))?.len();
         // A ring of other dimensions is mapped as it is: its content is taken over first.
         let len = if there == 0 { needed } else { there.max(needed) };
         let bytes = i64::try_from(len).unwrap_or(i64::MAX);
@@ -110,7 +111,7 @@ impl RingFile {
 /// Checks the file's owner. Any user can create files in a shared tmpfs. The content of this file
 /// is trusted, so no other user may be able to write it.
 fn check_owner(file: &File, path: &Path) -> Result<(), PoolError> {
-    let found = file.metadata().map_err(PoolError::io("look at delta ring", path))?;
+    let found = file.metadata().map_err(PoolError::io("read the metadata of delta ring", path))?;
     let ours = found.uid() == nix::unistd::geteuid().as_raw() || found.uid() == 0;
     if found.is_file() && ours && found.mode() & 0o022 == 0 {
         return Ok(());

@@ -47,7 +47,7 @@ impl Devices for Host {
         let said = String::from_utf8_lossy(&output.stdout);
         let failed = |problem| {
             let path = device.path.display();
-            Error::unexpected(format!("looking at {path}"), tools::explained(problem, &output))
+            Error::unexpected(format!("blkid of {path}"), tools::explained(problem, &output))
         };
         Content::parse(output.status.code(), &said).map_err(failed)
     }

@@ -18,7 +18,7 @@ pub(super) fn expanded(wanted: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
                 let (folder, pattern) = parts(path);
                 all.extend(in_folder(&folder, |name| matches(pattern.as_bytes(), name))?);
             }
-            Err(error) => return Err(Error::file("look at", path, error)),
+            Err(error) => return Err(Error::file("cannot open", path, error)),
         }
     }
     let mut seen = BTreeSet::new();

@@ -89,7 +89,8 @@ impl Gated {
 }
 
 fn state(file: &File, path: &Path) -> Result<(i64, i64, u64), Error> {
-    let metadata = file.metadata().map_err(|source| Error::file("look at", path, source))?;
+    let metadata =
+        file.metadata().map_err(|source| Error::file("read the metadata of", path, source))?;
     Ok((metadata.ctime(), metadata.ctime_nsec(), metadata.len()))
 }
 
@@ -236,7 +237,8 @@ pub(crate) fn open(label: &str, path: &Path) -> Result<File, Error> {
 }
 
 fn file_node(file: &File, path: &Path, by_path: bool) -> Result<Value, Error> {
-    let metadata = file.metadata().map_err(|source| Error::file("look at", path, source))?;
+    let metadata =
+        file.metadata().map_err(|source| Error::file("read the metadata of", path, source))?;
     let driver = if metadata.file_type().is_block_device() { "host_device" } else { "file" };
     if !by_path {
         return Ok(json!({ "driver": driver, "filename": STANDARD_INPUT }));

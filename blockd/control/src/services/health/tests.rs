@@ -7,11 +7,11 @@ use blockd_engine::stats::{MediaOp, MediaStats, VolumeStats};
 use blockd_media::clock::Clock;
 
 use super::*;
-use crate::config::{DeviceConfig, DeviceKind, HealthConfig, PoolConfig, SizeWish};
+use crate::config::{HealthConfig, PoolConfig, SizeWish};
 use crate::health::Moment;
 use crate::services::EventKind;
 use crate::services::attachments::Record;
-use crate::services::testing::{Rig, folder, memory_pool};
+use crate::services::testing::{Rig, file_pool, folder, memory_pool};
 use crate::services::tests::{MIB, attach, create};
 
 const SECOND: u64 = 1_000_000_000;
@@ -54,20 +54,6 @@ impl Rig {
 
 fn codes(causes: &[v1::Cause]) -> Vec<v1::HealthCode> {
     causes.iter().map(v1::Cause::code).collect()
-}
-
-/// A pool in a file, which is made.
-fn file_pool(name: &str, path: &std::path::Path) -> PoolConfig {
-    let device = DeviceConfig {
-        path: path.to_path_buf(),
-        kind: DeviceKind::File,
-        size: SizeWish::Bytes(64 << 20),
-        preallocate: false,
-        direct: false,
-    };
-    // The file of its last owner is closed by the kernel in its own time, on a busy host late.
-    let lock_wait = Duration::from_secs(30);
-    PoolConfig { devices: vec![device], lock_wait, volatile: true, ..memory_pool(name) }
 }
 
 #[tokio::test]
