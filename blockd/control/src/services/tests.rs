@@ -260,7 +260,7 @@ async fn a_smaller_size_has_to_be_meant() {
     let error = Error::from_status(&answer.unwrap_err());
     assert_eq!(error.kind(), ErrorKind::InUse);
     let text = error.to_string();
-    assert!(text.starts_with("volume a has 2097152 bytes: 1048576 would"), "{text}");
+    assert!(text.starts_with("volume a has 2097152 bytes: a size of 1048576 discards"), "{text}");
     let same = rig.client.resize_volume(resize("a", 2 * MIB, false)).await.unwrap().into_inner();
     assert!(!same.changed && same.previous_size_bytes == 2 * MIB);
     let less = rig.client.resize_volume(resize("a", MIB, true)).await.unwrap().into_inner();
