@@ -415,7 +415,7 @@ impl Control {
         let others = self.known_pools().into_iter().filter(|known| known.config.name != name);
         let serving = others.filter_map(|known| {
             let handle = known.state.ok().filter(|handle| handle.failure().is_none())?;
-            Some((known.config.name, handle.open_devices().to_vec()))
+            Some((known.config.name, handle.open_devices().cloned().collect()))
         });
         serving.collect()
     }
