@@ -58,6 +58,7 @@ calls! {
     configure_volume: ConfigureVolumeRequest -> ConfigureVolumeResponse;
     grow_pool: GrowPoolRequest -> GrowPoolResponse;
     fold_pool: FoldPoolRequest -> FoldPoolResponse;
+    add_pool_device: AddPoolDeviceRequest -> AddPoolDeviceResponse;
     remove_pool_device: RemovePoolDeviceRequest -> RemovePoolDeviceResponse;
     set_pool_feature: SetPoolFeatureRequest -> SetPoolFeatureResponse;
     create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use blockd_engine::pool::{Control, ExtentRun, Outcome, PoolHandle, SpaceNow, new_device};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::Space;
+use blockd_media::Device;
 use blockd_media::pool::PoolError;
 
 /// Space of a pool, and of what is below it.
@@ -115,17 +116,30 @@ pub(crate) async fn grow(
 /// If the device holds anything at its front, or the pool refuses.
 pub(crate) async fn add_spare(handle: &PoolHandle) -> Result<Option<(PathBuf, u64)>, PoolError> {
     let Some((at, spare)) = handle.next_spare() else { return Ok(None) };
-    let path = spare.info().path.clone();
-    let looked_at = Arc::clone(&spare);
+    let gained = join(handle, at, &spare).await?;
+    Ok(gained.map(|gained| (spare.info().path.clone(), gained)))
+}
+
+/// Takes a device into a pool that is open with this number and all rings know. Gives the bytes
+/// gained; `None` where the pool has it. Not to be called while the pool is extended otherwise.
+///
+/// # Errors
+/// If the device holds anything at its front, or the pool refuses.
+pub(crate) async fn join(
+    handle: &PoolHandle,
+    number: u8,
+    device: &Arc<Device>,
+) -> Result<Option<u64>, PoolError> {
+    let (path, looked_at) = (device.info().path.clone(), Arc::clone(device));
     let empty = blocking(move || looked_at.is_empty_at_front()).await?;
     if !empty.map_err(PoolError::io("read", &path))? {
         let problem = "it holds something in its first MiB, and joins no pool like that";
         let (name, problem) = (path.display().to_string(), problem.to_owned());
         return Err(MapperError::Device { name, problem }.into());
     }
-    let device = new_device(&spare);
-    let done = handle.control(Control::AddDevice { handle: at, device }).await?;
-    Ok(matches!(done, Outcome::Grown { .. }).then(|| (path, gained(handle, &done))))
+    let device = new_device(device);
+    let done = handle.control(Control::AddDevice { handle: number, device }).await?;
+    Ok(matches!(done, Outcome::Grown { .. }).then(|| gained(handle, &done)))
 }
 
 fn gained(handle: &PoolHandle, done: &Outcome) -> u64 {

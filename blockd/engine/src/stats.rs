@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
-pub use media::{DeviceStats, MediaOp, MediaStats};
+pub use media::{DeviceStats, LATER_DEVICES, MediaOp, MediaStats};
 
 /// A counter with one writer.
 #[derive(Debug, Default)]

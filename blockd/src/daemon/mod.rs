@@ -313,6 +313,7 @@ fn all_pools(config: &Config, control: &Control) -> Result<Vec<PoolConfig>, Erro
             pools.push(pool);
         }
     }
+    let mut pools: Vec<_> = pools.iter().map(|pool| control.with_added_devices(pool)).collect();
     note_others(&mut pools);
     Ok(pools)
 }

@@ -1,5 +1,7 @@
 //! `blockd pool device`.
 
+mod add;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,15 +19,18 @@ use super::super::output::table::{Side, Table};
 use super::super::transfer::progress::Progress;
 use super::super::{Context, amount, answers, size_argument};
 use super::fold::LOOK;
+pub(crate) use add::{Add, Replace};
 
-/// List the devices of a pool, or take one out
+/// List the devices of a pool, add one, take one out, or replace one
 ///
-/// A device is taken out while volumes are used: its data is moved to the other devices.
+/// All of it while volumes are used: the data of a device that is taken out is moved to the others.
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "Example:\n  blockd pool device list")]
 pub(crate) enum PoolDevice {
     List(List),
+    Add(Add),
     Remove(Remove),
+    Replace(Replace),
 }
 
 /// List the devices of a pool
@@ -115,7 +120,9 @@ impl PoolDevice {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         match self {
             Self::List(list) => list.run(context).await,
+            Self::Add(add) => add.run(context).await,
             Self::Remove(remove) => remove.run(context).await,
+            Self::Replace(replace) => replace.run(context).await,
         }
     }
 }
@@ -148,14 +155,26 @@ impl List {
 
 impl Remove {
     async fn run(self, context: &Context) -> Result<(), Error> {
+        let (changed, answer) = self.carry_out(context).await?;
+        self.finish(context, changed, answer)
+    }
+
+    /// Bytes a second that may be moved; 0 where that is left as it is.
+    fn rate_bytes(&self) -> Result<i64, Error> {
+        let Some(text) = &self.rate else { return Ok(0) };
+        match size_argument("rate", text)? {
+            0 => Err(Error::invalid("rate", text, "at least 1 byte a second")),
+            rate => Ok(rate),
+        }
+    }
+
+    /// Removes the device, or keeps it. Returns whether that changed anything, and the last answer.
+    async fn carry_out(
+        &self,
+        context: &Context,
+    ) -> Result<(bool, RemovePoolDeviceResponse), Error> {
         let begun = Clock::start();
-        let rate_bytes = match &self.rate {
-            None => 0,
-            Some(text) => match size_argument("rate", text)? {
-                0 => return Err(Error::invalid("rate", text, "at least 1 byte a second")),
-                rate => rate,
-            },
-        };
+        let rate_bytes = self.rate_bytes()?;
         let path = self.path.display().to_string();
         let ask = |action: DeviceRemoval| RemovePoolDeviceRequest {
             name: self.pool.clone(),
@@ -168,7 +187,7 @@ impl Remove {
         let mut answer = client.remove_pool_device(ask(action)).await?;
         let changed = answer.changed;
         if self.abort || self.no_wait {
-            return self.finish(context, changed, answer);
+            return Ok((changed, answer));
         }
         let wanted = !context.output.is_json();
         let total = answer.evacuation.as_ref().map_or(0, |one| amount(one.left_bytes));
@@ -193,7 +212,7 @@ impl Remove {
             let problem = "stays in the pool: its removal was aborted";
             return Err(Error::in_use(format!("device {path}"), problem));
         }
-        self.finish(context, changed, answer)
+        Ok((changed, answer))
     }
 
     fn finish(

@@ -1,9 +1,11 @@
 //! Devices that leave a pool.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use blockd_api::v1::{self, DeviceRemoval, PoolDeviceState};
 use blockd_engine::pool::{Control as Command, EvacuationStatus, Membership, Outcome, PoolHandle};
+use blockd_media::Device;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{human, to_wire};
 
@@ -28,7 +30,7 @@ pub(super) fn evacuation(
 }
 
 /// The device of the pool that the path of a request leads to.
-async fn membership(handle: &PoolHandle, path: &str) -> Result<Membership, Error> {
+pub(super) async fn membership(handle: &PoolHandle, path: &str) -> Result<Membership, Error> {
     let (found, named) = (handle.clone(), PathBuf::from(path));
     let found = blocking(move || Ok::<_, Error>(found.membership_of(&named))).await?;
     if let Some(membership @ (Membership::At(_) | Membership::Left)) = found {
@@ -38,6 +40,25 @@ async fn membership(handle: &PoolHandle, path: &str) -> Result<Membership, Error
     let known: Vec<_> = devices.iter().map(|one| one.path.display().to_string()).collect();
     let allowed = format!("a device of pool {}: {}", shown(handle.name()), known.join(", "));
     Err(Error::invalid("path", path, allowed))
+}
+
+/// Checks that the device at this place may leave: not the first, nor while another one does.
+pub(super) fn check_may_leave(
+    handle: &PoolHandle,
+    path: &str,
+    place: u8,
+    leaving: Option<u8>,
+) -> Result<(), Error> {
+    if place == 0 {
+        let allowed = "another device than the pool's first, which holds its log";
+        return Err(Error::invalid("path", path, allowed));
+    }
+    if let Some(other) = leaving.filter(|other| *other != place) {
+        let other = handle.path_at(other).unwrap_or_default();
+        let problem = format!("is leaving: wait, or abort that ({})", shown(handle.name()));
+        return Err(Error::in_use(other.display().to_string(), problem));
+    }
+    Ok(())
 }
 
 impl Control {
@@ -64,18 +85,10 @@ impl Control {
                 (Membership::At(device), DeviceRemoval::Abort) => {
                     (leaving == Some(device)).then_some(Command::KeepDevice { device })
                 }
-                (Membership::At(0), _) => {
-                    let allowed = "another device than the pool's first, which holds its log";
-                    return Err(Error::invalid("path", &asked.path, allowed));
+                (Membership::At(device), _) => {
+                    check_may_leave(&handle, &asked.path, device, leaving)?;
+                    Some(Command::RemoveDevice { device })
                 }
-                (Membership::At(device), _) => match leaving.filter(|other| *other != device) {
-                    None => Some(Command::RemoveDevice { device }),
-                    Some(other) => {
-                        let other = handle.path_at(other).unwrap_or_default();
-                        let problem = format!("is leaving: wait, or abort that ({})", shown(&name));
-                        return Err(Error::in_use(other.display().to_string(), problem));
-                    }
-                },
                 _ => None,
             };
             if let Some(command) = command {
@@ -116,11 +129,24 @@ impl Control {
     /// Releases the devices that have left the pool. A pool that is remembered is opened without
     /// them from now on.
     pub(super) async fn forget_departed(&self, handle: &PoolHandle) -> Result<(), Error> {
-        let gone: Vec<PathBuf> =
-            handle.departed().map(|device| device.info().path.clone()).collect();
+        // A device that is about to join may pass for one that has left for a moment.
+        let _one = self.0.growing_pools.lock(handle.name()).await;
+        self.forget_departed_now(handle).await
+    }
+
+    /// The same while nothing else changes the pool's devices.
+    pub(super) async fn forget_departed_now(&self, handle: &PoolHandle) -> Result<(), Error> {
+        let path_of = |device: &Arc<Device>| device.info().path.clone();
+        // One may have been added again.
+        let used: Vec<PathBuf> = handle.used_devices().map(|(_, device)| path_of(device)).collect();
+        let gone = handle.departed().map(path_of).filter(|path| !used.contains(path));
+        let gone: Vec<PathBuf> = gone.collect();
         if gone.is_empty() {
             return Ok(());
         }
+        let (served, pool, paths) = (Arc::clone(&self.0.served), handle.clone(), gone.clone());
+        let forget = move |added: &mut Vec<PathBuf>| added.retain(|path| !paths.contains(path));
+        blocking(move || served.change_added(&pool, forget)).await?;
         let (name, paths) = (handle.name().to_owned(), gone.clone());
         self.change_remembered(move |list| {
             for one in list.iter_mut().filter(|one| one.name == name) {
@@ -130,6 +156,7 @@ impl Control {
         .await?;
         if let Some(known) = self.0.pools.write().get_mut(handle.name()) {
             known.config.devices.retain(|device| !gone.contains(&device.path));
+            known.config.spares.retain(|device| !gone.contains(&device.path));
         }
         handle.departed().for_each(|device| device.unlock());
         Ok(())

@@ -246,7 +246,7 @@ fn device_config(path: &Path) -> Result<DeviceConfig, Error> {
 }
 
 /// Refuses what a living process has, at once: an opening would wait for its end. Blocks.
-fn refuse_owned(paths: &[PathBuf]) -> Result<(), Error> {
+pub(super) fn refuse_owned(paths: &[PathBuf]) -> Result<(), Error> {
     for path in paths {
         let owner = File::open(path).ok().and_then(|file| lock_owner(&file));
         if let Some(process) = owner {

@@ -23,6 +23,7 @@ use crate::node::NodeId;
 use super::opening::{Remembered, config_of};
 use super::pool_error;
 use super::pools::spec;
+use super::served::ServedPools;
 use super::state_file::StateFile;
 
 /// How long the lock of a pool's last owner is waited for: the IO of a process that has died ends
@@ -363,7 +364,8 @@ fn pools(config: HostConfig<'_>) -> Result<Vec<PoolConfig>, Error> {
             pools.push(one);
         }
     }
-    Ok(pools)
+    let served = ServedPools::new(config.state_dir);
+    pools.iter().map(|pool| served.with_added(pool)).collect()
 }
 
 #[cfg(test)]

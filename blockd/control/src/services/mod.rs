@@ -21,6 +21,7 @@ mod extend;
 mod folds;
 mod handing_on;
 mod health;
+mod joining;
 mod keeper;
 mod kinds;
 mod making;

@@ -163,9 +163,18 @@ impl Control {
         Ok(list.into_iter().map(|one| config_of(one, template)).collect())
     }
 
+    /// A pool with the devices that were added to it by calls. A list that can't be read keeps a
+    /// pool from being opened, which reports that.
+    #[must_use]
+    pub fn with_added_devices(&self, config: &PoolConfig) -> PoolConfig {
+        self.0.served.with_added(config).unwrap_or_else(|_| config.clone())
+    }
+
     /// Opens a pool, and creates it first where it does not exist. A pool that can't be opened
     /// stays known, with the reason.
     pub async fn open_pool(&self, config: &PoolConfig) -> Result<(), Error> {
+        // The list may not have been readable before.
+        let config = &self.with_added_devices(config);
         let result = self.try_open(config, false, None).await;
         let (state, reason) = match &result {
             Ok(handle) => (Ok(handle.clone()), ""),
@@ -277,7 +286,7 @@ impl Control {
                 return Err(Error::in_use(format!("pool {}", shown(&config.name)), problem));
             }
             // Fields that a request leaves out are as they were configured or created.
-            config = existing.config;
+            config = self.with_added_devices(&existing.config);
         }
         let paths = paths_of(&config.devices);
         let places = paths.iter().map(|path| path.display().to_string()).collect();
@@ -376,6 +385,8 @@ impl Control {
     /// the names of those that it changed.
     pub fn configure_unopened(&self, configured: &[PoolConfig]) -> Vec<String> {
         let mut changed = Vec::new();
+        let configured: Vec<_> =
+            configured.iter().map(|config| self.with_added_devices(config)).collect();
         let mut pools = self.0.pools.write();
         let names = self.0.configured.read();
         for config in configured.iter().filter(|config| names.contains(&config.name)) {
@@ -423,11 +434,11 @@ impl Control {
     }
 
     /// Devices of the pools with other names that are open.
-    fn devices_of_others(&self, name: &str) -> Vec<(String, Vec<Arc<Device>>)> {
+    pub(super) fn devices_of_others(&self, name: &str) -> Vec<(String, Vec<Arc<Device>>)> {
         let others = self.known_pools().into_iter().filter(|known| known.config.name != name);
         let serving = others.filter_map(|known| {
             let handle = known.state.ok().filter(|handle| handle.failure().is_none())?;
-            Some((known.config.name, handle.open_devices().to_vec()))
+            Some((known.config.name, handle.open_devices().cloned().collect()))
         });
         serving.collect()
     }

@@ -233,7 +233,7 @@ fn size_to_make(pool: &str, device: &DeviceConfig, is_new: bool) -> Result<Optio
 }
 
 /// Rejects a path with content, which must not be overwritten, unless it looks unused.
-fn refuse_foreign(path: &Path) -> Result<(), Error> {
+pub(super) fn refuse_foreign(path: &Path) -> Result<(), Error> {
     let failed = |error| Error::file("read", path, error);
     let file = File::open(path).map_err(failed)?;
     // The size of a block device is where its end is.

@@ -10,7 +10,7 @@ use blockd_media::{DeviceKind, DeviceSpec};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::config::PoolConfig;
+use crate::config::{DeviceConfig, PoolConfig, SizeWish};
 
 use super::attachments;
 use super::hex;
@@ -60,6 +60,10 @@ pub(super) struct ServedPool {
     boot: String,
     /// 0 where it is not known.
     last_seen_unix_seconds: u64,
+    /// Devices that were added by a call: they are opened with the pool, as its spares are. Older
+    /// versions wrote no such field.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    added: Vec<PathBuf>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -106,9 +110,14 @@ impl ServedPools {
                 .collect(),
             boot: this_boot(),
             last_seen_unix_seconds: now,
+            added: Vec::new(),
         };
         let _one = self.writing.lock();
         let mut all: Vec<ServedPool> = self.file.read()?;
+        // Under another name it is the same pool.
+        let same = all.iter().find(|one| one.id == pool.id);
+        let pool =
+            ServedPool { added: same.map(|one| one.added.clone()).unwrap_or_default(), ..pool };
         let before = all.iter().find(|one| one.name == pool.name && one.id == pool.id).cloned();
         if before.as_ref().is_some_and(|before| before.says_the_same(&pool)) {
             return Ok(());
@@ -206,7 +215,44 @@ impl ServedPools {
             volatile: config.volatile,
             boot: String::new(),
             last_seen_unix_seconds: 0,
+            added: Vec::new(),
         }))
+    }
+
+    /// Changes the list of devices that were added to an open pool by calls, durably. A pool that
+    /// is not in the list of served ones has none. Blocks.
+    pub(super) fn change_added(
+        &self,
+        handle: &PoolHandle,
+        change: impl FnOnce(&mut Vec<PathBuf>),
+    ) -> Result<(), Error> {
+        let (name, id) = (handle.name(), hex(&handle.id()));
+        let _one = self.writing.lock();
+        let mut all: Vec<ServedPool> = self.file.read()?;
+        let found = all.iter_mut().find(|one| one.name == name && one.id == id);
+        let Some(pool) = found else {
+            let mut none = Vec::new();
+            change(&mut none);
+            return if none.is_empty() { Ok(()) } else { Err(Error::not_found("pool", name)) };
+        };
+        let before = pool.added.clone();
+        change(&mut pool.added);
+        if pool.added == before { Ok(()) } else { self.file.write(all) }
+    }
+
+    /// A pool with the devices that were added to it by calls, among its spares: one that has
+    /// joined the pool is found to be a device of it, and one that was about to has not.
+    pub(super) fn with_added(&self, config: &PoolConfig) -> Result<PoolConfig, Error> {
+        let all: Vec<ServedPool> = self.file.read()?;
+        let added = all.into_iter().find(|one| one.name == config.name).map(|one| one.added);
+        let mut config = config.clone();
+        for path in added.unwrap_or_default() {
+            let mut known = config.devices.iter().chain(&config.spares);
+            if known.all(|device| device.path != path) {
+                config.spares.extend(added_device(&config, path));
+            }
+        }
+        Ok(config)
     }
 
     /// Forgets a pool durably. Blocks.
@@ -232,6 +278,18 @@ impl ServedPools {
             None => error.into(),
         }
     }
+}
+
+/// A device that is added to a pool by a call, with the options of the first one.
+pub(super) fn added_device(config: &PoolConfig, path: PathBuf) -> Option<DeviceConfig> {
+    let first = config.devices.first()?.clone();
+    Some(DeviceConfig {
+        path,
+        kind: crate::config::DeviceKind::Auto,
+        size: SizeWish::Existing,
+        preallocate: false,
+        ..first
+    })
 }
 
 impl ServedPool {

@@ -170,6 +170,14 @@ impl Calls for Control {
         whole(async move { control.fold_pool(&asked.name, asked.begin).await }).await
     }
 
+    async fn add_pool_device(
+        &self,
+        asked: Request<v1::AddPoolDeviceRequest>,
+    ) -> Answer<v1::AddPoolDeviceResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.add_pool_device(asked).await }).await
+    }
+
     async fn remove_pool_device(
         &self,
         asked: Request<v1::RemovePoolDeviceRequest>,

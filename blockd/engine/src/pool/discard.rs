@@ -49,7 +49,7 @@ impl Discarder {
 
     fn discard(&self, command: &IoCommand) -> Result<(), IoError> {
         let IoOp::Discard { offset, len } = command.op else { return Ok(()) };
-        let device = self.shared.devices.get(usize::from(command.device.0));
+        let device = self.shared.device(command.device);
         let Some(device) = device.filter(|device| device.takes_discards()) else { return Ok(()) };
         let skips = || self.skips.load(Ordering::Relaxed) || !device.may_write();
         // A mapping has no gate, and persistent memory is erased as a whole.

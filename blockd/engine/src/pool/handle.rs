@@ -17,6 +17,7 @@ use blockd_media::{Device, Doorbell};
 use futures_channel::{mpsc, oneshot};
 use parking_lot::Mutex;
 
+use super::join::OpenDevices;
 use super::keep::Keep;
 use crate::mailbox::{Mailbox, Undelivered};
 use crate::schedule::{VolumeShare, Window};
@@ -68,8 +69,8 @@ pub(super) struct Shared {
     /// Identity of this open, in each superblock that it writes.
     pub(super) open_id: u64,
     pub(super) pool: Arc<Pool>,
-    /// Devices that the pool had when it was opened, then the spares.
-    pub(super) devices: Vec<Arc<Device>>,
+    /// Devices that the pool had when it was opened, then the spares, then those added later.
+    pub(super) devices: OpenDevices,
     pub(super) members: usize,
     pub(super) doorbell: Arc<Doorbell>,
     /// By the mapper's slot of the worker.
@@ -137,6 +138,8 @@ pub(super) enum Ask {
     Count(Box<Count>, oneshot::Sender<Count>),
     Metadata(oneshot::Sender<Vec<UsedExtent>>),
     Diff(DiffRequest, oneshot::Sender<Result<DiffPart, PoolError>>),
+    /// Makes devices that were opened since then known to the thread's ring.
+    TakeUp(oneshot::Sender<std::io::Result<()>>),
     /// Keeps up to this many extents for a volume.
     Keep(PoolHandle, VolumeId, u64, oneshot::Sender<Result<Keep, PoolError>>),
     /// Keeps this many extents less.
@@ -255,13 +258,13 @@ impl PoolHandle {
         let through = |device: &Arc<Device>| {
             device.info().pmem.as_ref().is_some_and(|pmem| pmem.write_through)
         };
-        self.shared.devices.iter().all(through)
+        self.shared.devices().all(through)
     }
 
     /// Whether it is in persistent memory.
     #[must_use]
     pub fn is_pmem(&self) -> bool {
-        self.shared.devices.iter().all(|device| device.pmem().is_some())
+        self.shared.devices().all(|device| device.pmem().is_some())
     }
 
     /// Whether what is freed is overwritten with zeroes before it is used again.
@@ -270,7 +273,7 @@ impl PoolHandle {
         let erases = |device: &Arc<Device>| {
             device.info().pmem.as_ref().is_some_and(|pmem| pmem.options.erase)
         };
-        self.shared.devices.iter().all(erases)
+        self.shared.devices().all(erases)
     }
 
     /// Why it has stopped, if it has.
@@ -288,7 +291,7 @@ impl PoolHandle {
     /// Whether its writes wait, as its claim was not renewed in time.
     #[must_use]
     pub fn is_claim_late(&self) -> bool {
-        let gate = self.shared.devices.iter().find_map(|device| device.gate());
+        let gate = self.shared.devices().find_map(|device| device.gate());
         let is_late = gate.is_some_and(|gate| !gate.is_open() && gate.lost_to().is_none());
         is_late && !self.is_read_only()
     }
@@ -527,7 +530,7 @@ impl PoolHandle {
 impl Shared {
     /// The processors near its memory, if it is in persistent memory and the kernel reports them.
     pub(super) fn nearby(&self) -> Vec<usize> {
-        let pmem = self.devices.iter().filter_map(|device| device.pmem());
+        let pmem = self.devices().filter_map(|device| device.pmem());
         pmem.flat_map(|one| one.nearby()).collect()
     }
 

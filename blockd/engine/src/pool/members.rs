@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockd_mapper::engine::UsedExtent;
+use blockd_mapper::units::DeviceIndex;
 use blockd_media::{Device, DeviceInfo, same_device};
 
 use super::handle::{ExtentRun, PoolHandle, Shared};
+use super::join::OpenDevice;
 
 /// The relation of an open device to the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,12 +19,28 @@ pub enum Membership {
     Left,
     /// Not yet.
     Spare,
+    /// Never: the device was refused when it was to join.
+    Refused,
 }
 
 impl Shared {
+    /// Open devices with their numbers: those that the pool had when it was opened, the spares, and
+    /// those that were opened since then.
+    pub(super) fn devices(&self) -> impl Iterator<Item = &Arc<Device>> {
+        self.devices.iter().map(OpenDevice::device)
+    }
+
+    /// The open device that the mapper knows by this number.
+    pub(super) fn device(&self, number: DeviceIndex) -> Option<&Arc<Device>> {
+        self.devices.get(usize::from(number.0)).map(OpenDevice::device)
+    }
+
     /// The relation of the open device with this number.
     fn membership(&self, at: usize) -> Membership {
         let handle = u8::try_from(at).ok();
+        if self.devices.get(at).is_some_and(OpenDevice::is_refused) {
+            return Membership::Refused;
+        }
         match handle.and_then(|handle| self.pool.position_of(handle)) {
             Some(place) => Membership::At(place),
             // The caller may have opened the pool with a device that had left before.
@@ -34,7 +52,7 @@ impl Shared {
 
     /// The open devices that belong to the pool, with their numbers.
     fn joined(&self) -> impl Iterator<Item = (usize, &Arc<Device>)> {
-        let devices = self.devices.iter().enumerate();
+        let devices = self.devices().enumerate();
         devices.filter(|(at, _)| matches!(self.membership(*at), Membership::At(_)))
     }
 }
@@ -60,13 +78,14 @@ impl PoolHandle {
     /// The open devices that belong to the pool or may join it, with their numbers among
     /// [`Self::open_devices`].
     pub fn used_devices(&self) -> impl Iterator<Item = (usize, &Arc<Device>)> {
-        let devices = self.shared.devices.iter().enumerate();
-        devices.filter(|(at, _)| self.shared.membership(*at) != Membership::Left)
+        let is_used =
+            |at| matches!(self.shared.membership(at), Membership::At(_) | Membership::Spare);
+        self.shared.devices().enumerate().filter(move |(at, _)| is_used(*at))
     }
 
     /// The open devices that have left the pool.
     pub fn departed(&self) -> impl Iterator<Item = &Arc<Device>> {
-        let devices = self.shared.devices.iter().enumerate();
+        let devices = self.shared.devices().enumerate();
         let left = devices.filter(|(at, _)| self.shared.membership(*at) == Membership::Left);
         left.map(|(_, device)| device)
     }
@@ -85,19 +104,38 @@ impl PoolHandle {
     }
 
     fn spares(&self) -> impl Iterator<Item = (usize, &Arc<Device>)> {
-        let devices = self.shared.devices.iter().enumerate();
+        let devices = self.shared.devices().enumerate();
         devices.filter(|(at, _)| self.shared.membership(*at) == Membership::Spare)
     }
 
-    /// The relation of the open device with this path, or else of the one that the path leads to
-    /// as well. `None` where it is not open. Blocks while a file system does not answer.
+    /// The number of the open device with this path, or else of the one that the path leads to as
+    /// well, and its relation to the pool. A device that left and was added again is open twice,
+    /// and the one in use counts. `None` where it is not open. Blocks while a file system does not
+    /// answer.
+    #[must_use]
+    pub fn find_device(&self, path: &Path) -> Option<(usize, Membership)> {
+        let order = |membership| match membership {
+            Membership::At(_) => 0,
+            Membership::Spare => 1,
+            Membership::Left => 2,
+            Membership::Refused => 3,
+        };
+        let best = |is_at: &dyn Fn(&Path) -> bool| {
+            let devices = self.shared.devices().enumerate();
+            let found = devices.filter(|(_, device)| is_at(&device.info().path));
+            let known = found.map(|(at, _)| (at, self.shared.membership(at)));
+            known.min_by_key(|(_, membership)| order(*membership))
+        };
+        // Of several paths of one device, the one that it is in use by counts.
+        let exact = best(&|other| other == path).filter(|(_, membership)| order(*membership) < 2);
+        let found = exact.or_else(|| best(&|other| other == path || same_device(other, path)));
+        found.filter(|(_, membership)| *membership != Membership::Refused)
+    }
+
+    /// The relation to the pool of the device that [`Self::find_device`] finds.
     #[must_use]
     pub fn membership_of(&self, path: &Path) -> Option<Membership> {
-        let devices = &self.shared.devices;
-        let at = devices.iter().position(|device| device.info().path == path);
-        let at = at
-            .or_else(|| devices.iter().position(|device| same_device(&device.info().path, path)))?;
-        Some(self.shared.membership(at))
+        Some(self.find_device(path)?.1)
     }
 
     /// The path of the device at a place of the device table.
@@ -108,9 +146,10 @@ impl PoolHandle {
         Some(found.1.info().path.clone())
     }
 
-    /// Open devices, for rings: those of the pool, spares, and those that have left.
-    pub fn open_devices(&self) -> &[Arc<Device>] {
-        &self.shared.devices
+    /// Open devices, for rings: those of the pool, spares, and those that have left. Their numbers
+    /// stay, and further ones come behind.
+    pub fn open_devices(&self) -> impl Iterator<Item = &Arc<Device>> {
+        self.shared.devices()
     }
 }
 

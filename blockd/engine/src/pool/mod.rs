@@ -6,6 +6,7 @@ mod discard;
 mod driver;
 mod ending;
 mod handle;
+mod join;
 mod keep;
 mod lock;
 mod members;

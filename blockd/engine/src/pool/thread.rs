@@ -25,6 +25,7 @@ use super::discard::Discarder;
 use super::driver::Served;
 use super::ending::failure_of;
 use super::handle::{Ask, MAX_WAITING, PoolHandle, PoolStats, Released, Shared};
+use super::join::OpenDevices;
 use crate::backing::{Ended, Ring};
 use crate::mailbox::{Inbox, mailbox};
 use crate::stats::MediaStats;
@@ -118,7 +119,7 @@ impl PoolThread {
             epoch: engine.epoch().0,
             open_id: engine.open_id(),
             pool,
-            devices: served.iter().map(|one| Arc::clone(&one.device)).collect(),
+            devices: OpenDevices::new(served.iter().map(|one| &one.device)),
             members,
             doorbell,
             workers: std::array::from_fn(|_| std::sync::OnceLock::new()),
@@ -205,7 +206,7 @@ impl PoolThread {
             self.end_erasing();
             self.ownership.release();
         } else {
-            for device in &self.shared.devices {
+            for device in self.shared.devices() {
                 if let Err(error) = device.forget_clean_cache() {
                     let path = device.info().path.display();
                     tracing::warn!(%path, %error, "the page cache of a failed pool stays");
@@ -215,7 +216,7 @@ impl PoolThread {
         }
         // Rings hold the files until the kernel has cleared them away, which may take long:
         // the next owner need not wait for that, since no IO is left (rule R11).
-        for device in &self.shared.devices {
+        for device in self.shared.devices() {
             device.unlock();
         }
     }
@@ -256,7 +257,7 @@ impl PoolThread {
         if !self.engine.is_scrubbed() {
             return;
         }
-        for pmem in self.shared.devices.iter().filter_map(|device| device.pmem()) {
+        for pmem in self.shared.devices().filter_map(|device| device.pmem()) {
             if let Err(error) = pmem.erase_ended() {
                 tracing::warn!(pool = %self.shared.name, %error, "free space is erased again");
             }

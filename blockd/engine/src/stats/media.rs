@@ -1,9 +1,14 @@
 //! One thread's statistics of a pool's devices: which IO failed, how long it took, and since when
 //! the oldest is in flight.
 
+use std::sync::OnceLock;
+
 use blockd_media::clock::Clock;
 
 use super::{Counter, Histogram};
+
+/// Devices that may be opened for a pool after the pool itself: as many as a pool has places.
+pub const LATER_DEVICES: usize = 16;
 
 /// Kinds of IO, as failures are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +60,8 @@ const DEVICE_MASK: u64 = 0xff;
 pub struct MediaStats {
     /// Of the thread: times of others mean nothing beside its own.
     clock: Clock,
-    devices: Box<[DeviceStats]>,
+    /// Empty for devices that may come later.
+    devices: Box<[OnceLock<Box<DeviceStats>>]>,
     /// The IOs in flight, by the thread's place for them; 0 for none.
     marks: Box<[Counter]>,
 }
@@ -66,9 +72,20 @@ impl MediaStats {
     pub fn new(devices: usize, places: usize, clock: Clock) -> Self {
         Self {
             clock,
-            devices: (0..devices).map(|_| DeviceStats::default()).collect(),
+            devices: (0..devices + LATER_DEVICES)
+                .map(
+                    |at| {
+                        if at < devices { OnceLock::from(Box::default()) } else { OnceLock::new() }
+                    },
+                )
+                .collect(),
             marks: (0..places).map(|_| Counter::default()).collect(),
         }
+    }
+
+    /// Statistics of one more device, behind the others.
+    pub fn add_device(&self) {
+        let _ = self.devices.iter().find(|one| one.set(Box::default()).is_ok());
     }
 
     /// An IO begins on a device.
@@ -88,7 +105,7 @@ impl MediaStats {
         }
         mark.set(0);
         let device = usize::try_from(device - 1).unwrap_or(usize::MAX);
-        if let Some(stats) = self.devices.get(device) {
+        if let Some(stats) = self.device(device) {
             stats.latency.record(now.saturating_sub(begun));
         }
     }
@@ -96,7 +113,7 @@ impl MediaStats {
     /// An operation is sent to a device.
     #[inline]
     pub fn sent(&self, device: u8, op: MediaOp, bytes: u64) {
-        if let Some(stats) = self.devices.get(usize::from(device)) {
+        if let Some(stats) = self.device(usize::from(device)) {
             stats.sent[op as usize].add(1);
             stats.bytes[op as usize].add(bytes);
         }
@@ -104,7 +121,7 @@ impl MediaStats {
 
     /// An IO has failed.
     pub fn failed(&self, device: u8, op: MediaOp, errno: i32) {
-        if let Some(stats) = self.devices.get(usize::from(device)) {
+        if let Some(stats) = self.device(usize::from(device)) {
             stats.errors[op as usize].add(1);
             stats.last_errno.set(u64::try_from(errno).unwrap_or(0));
         }
@@ -114,7 +131,7 @@ impl MediaStats {
     #[must_use]
     #[inline]
     pub fn device(&self, device: usize) -> Option<&DeviceStats> {
-        self.devices.get(device)
+        Some(&**self.devices.get(device)?.get()?)
     }
 
     /// IOs of a device that are in flight. Reads every place.
@@ -172,6 +189,17 @@ mod tests {
         assert_eq!(device.sent.each_ref().map(Counter::get), [2, 0, 1]);
         assert_eq!(device.bytes.each_ref().map(Counter::get), [4608, 0, 0]);
         assert_eq!(stats.device(0).unwrap().sent[0].get(), 0);
+    }
+
+    #[test]
+    fn a_device_that_comes_later_is_counted_from_then_on() {
+        let stats = MediaStats::new(1, 1, Clock::start());
+        stats.sent(1, MediaOp::Read, 512);
+        assert!(stats.device(1).is_none());
+        stats.add_device();
+        stats.sent(1, MediaOp::Read, 4096);
+        assert_eq!(stats.device(1).unwrap().bytes.each_ref().map(Counter::get), [4096, 0, 0]);
+        assert!(stats.device(2).is_none());
     }
 
     #[test]

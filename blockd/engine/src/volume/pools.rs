@@ -63,21 +63,37 @@ impl PoolPart {
     }
 }
 
+/// Makes the open devices of a pool known to the ring that it does not know yet.
+fn take_up(
+    handle: &PoolHandle,
+    media: &mut Vec<Media>,
+    ring: &mut Ring,
+) -> Result<(), MapperError> {
+    let known = media.len();
+    for device in handle.open_devices().skip(known) {
+        let file = ring.add_device(device);
+        let file = file.map_err(|_| MapperError::Limit { what: "files", limit: 4096 })?;
+        media.push(Media { device: Arc::clone(device), file });
+    }
+    Ok(())
+}
+
 impl Executor {
     /// Serves a pool from now on: takes one of its workers, and makes its devices known to the
-    /// ring. Gives the worker's slot.
+    /// ring. For a pool that is served, the same for devices that were opened since then. Gives the
+    /// worker's slot.
     pub fn add_pool(&mut self, handle: &PoolHandle, ring: &mut Ring) -> Result<usize, MapperError> {
-        if let Some(part) = self.pools.iter().find(|part| part.handle.id() == handle.id()) {
+        if let Some(part) = self.pools.iter_mut().find(|part| part.handle.id() == handle.id()) {
+            let known = part.media.len();
+            let taken_up = take_up(handle, &mut part.media, ring);
+            (known..part.media.len()).for_each(|_| part.seen.add_device());
+            taken_up?;
             return Ok(part.worker.slot());
         }
         let worker = handle.mapper().worker()?;
         let slot = worker.slot();
         let mut media = Vec::new();
-        for device in handle.open_devices() {
-            let file = ring.add_device(device);
-            let file = file.map_err(|_| MapperError::Limit { what: "files", limit: 4096 })?;
-            media.push(Media { device: Arc::clone(device), file });
-        }
+        take_up(handle, &mut media, ring)?;
         let reserved = self.copies.reserve(ring);
         self.scheduler.reserve_memory(reserved);
         let requests = MARKED_REQUESTS;

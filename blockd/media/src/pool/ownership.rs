@@ -63,11 +63,15 @@ impl Ownership {
     }
 }
 
+/// Whether other hosts may write to a device, so that a pool on it needs a claim.
+#[must_use]
+pub fn is_shared(device: &Device) -> bool {
+    device.memory().is_none() && claim::is_shared(device.file())
+}
+
 /// Has writes to these devices wait for a claim, if other hosts may reach one of them.
 pub fn add_gate(devices: &[Arc<Device>]) -> Option<Arc<Gate>> {
-    let is_media = |device: &Arc<Device>| device.memory().is_none();
-    let shared = devices.iter().filter(|device| is_media(device));
-    let is_shared = shared.into_iter().any(|device| claim::is_shared(device.file()));
+    let is_shared = devices.iter().any(|device| is_shared(device));
     // Devices that a pool was just made on have one.
     let present = devices.iter().find_map(|device| device.gate()).cloned();
     let gate = present.or_else(|| is_shared.then(Arc::default));

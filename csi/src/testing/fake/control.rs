@@ -79,6 +79,7 @@ control! {
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
         fold_pool: FoldPoolRequest -> FoldPoolResponse;
         add_volume: AddVolumeRequest -> AddVolumeResponse;
+        add_pool_device: AddPoolDeviceRequest -> AddPoolDeviceResponse;
         remove_pool_device: RemovePoolDeviceRequest -> RemovePoolDeviceResponse;
         set_pool_feature: SetPoolFeatureRequest -> SetPoolFeatureResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;

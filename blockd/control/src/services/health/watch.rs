@@ -225,7 +225,7 @@ impl Control {
         };
         let (pool, clock) = (handle.clone(), self.0.health.clock);
         let look = tokio::task::spawn_blocking(move || {
-            let devices = pool.open_devices().iter().enumerate().map(|(at, device)| {
+            let devices = pool.open_devices().enumerate().map(|(at, device)| {
                 let sequence = sequences.get(at).copied().flatten();
                 let kind = device.info().kind;
                 let (sysfs, file, size) = (Path::new(SYSFS), device.file(), device.size());

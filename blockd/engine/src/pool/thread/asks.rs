@@ -1,9 +1,12 @@
 //! The commands that the pool's thread carries out for others.
 
+use std::sync::Arc;
+
 use blockd_mapper::engine::{Engine, Outcome};
 use blockd_mapper::units::WallTime;
 use blockd_media::pool::PoolError;
 
+use super::super::driver::Served;
 use super::super::handle::{Ask, Count, Policy, SpaceNow};
 use super::super::keep::Keep;
 use super::PoolThread;
@@ -80,6 +83,7 @@ impl PoolThread {
                     let part = self.engine.diff(&request).map_err(PoolError::from);
                     let _ = answer.send(part);
                 }
+                Ask::TakeUp(answer) => drop(answer.send(self.take_up())),
                 Ask::Keep(handle, volume, most, answer) => {
                     let kept = self.engine.keep_reserve(volume, most).map_err(PoolError::from);
                     let _ = answer.send(kept.map(|kept| Keep::new(handle, volume, kept)));
@@ -90,6 +94,16 @@ impl PoolThread {
                 Ask::Metadata(answer) => drop(answer.send(self.engine.metadata_extents())),
             }
         }
+    }
+
+    /// Makes devices that were opened since the pool was known to the ring.
+    fn take_up(&mut self) -> std::io::Result<()> {
+        for device in self.shared.devices().skip(self.served.len()) {
+            let slot = self.ring.add_device(device)?;
+            self.served.push(Served { device: Arc::clone(device), slot });
+            self.seen.add_device();
+        }
+        Ok(())
     }
 
     /// Counts for a moment: other calls to the engine wait meanwhile.

@@ -106,7 +106,7 @@ impl PoolThread {
             return;
         }
         let result = result.map_err(|error| {
-            let device = self.shared.devices.get(usize::from(command.device.0));
+            let device = self.shared.device(command.device);
             let mapped = device.map_or_else(|| io_error(&error), |one| one.meaning(&error));
             if mapped != IoError::NoSpace {
                 self.count_failure(&command, &error);
@@ -125,7 +125,7 @@ impl PoolThread {
         };
         self.seen.failed(command.device.0, op, error.raw_os_error().unwrap_or(libc::EIO));
         let (pool, operation) = (&self.shared.name, command.op.name());
-        let device = self.shared.devices.get(usize::from(command.device.0));
+        let device = self.shared.device(command.device);
         let device = device.map(|one| tracing::field::display(one.info().path.display()));
         tracing::error!(%pool, device, operation, %error, "pool IO failed");
     }
@@ -134,7 +134,7 @@ impl PoolThread {
         let write = match command.op {
             // Through a page cache the error may be about an earlier write: see `ends_its_writes`.
             IoOp::Write { fua: true, .. } => {
-                let device = self.shared.devices.get(usize::from(command.device.0));
+                let device = self.shared.device(command.device);
                 device.is_some_and(|device| device.ends_its_writes())
             }
             IoOp::Write { .. } => true,

@@ -255,7 +255,7 @@ impl Pages {
             names.extend(self.ledger.unsettled(pool).chain(counted).map(str::to_owned));
             names.insert(String::new());
             if let Ok(handle) = &known.state {
-                for at in 0..handle.open_devices().len() {
+                for at in 0..handle.open_devices().count() {
                     let tally = self.devices.entry((pool.clone(), at)).or_default();
                     tally.acknowledge(errors_of(handle, at));
                 }
