@@ -10,7 +10,7 @@ use blockd_bench::nbd::fio::Jobs;
 use blockd_bench::nbd::measure::Effort;
 use blockd_bench::nbd::print::{self, Claim};
 use blockd_bench::nbd::server::Kind;
-use blockd_bench::nbd::{Bench, Folders, after_snapshot, composite_reads, first_touch};
+use blockd_bench::nbd::{Bench, Folders, after_snapshot, composite_reads, evacuation, first_touch};
 use blockd_bench::report::{self, Row};
 use blockd_bench::{before, facts, nbd};
 use blockd_testkit::clock;
@@ -36,7 +36,7 @@ struct Arguments {
     #[arg(long)]
     quick: bool,
     /// Only workloads whose name contains this: tmpfs/randread-1, disk, first-touch, memory-use,
-    /// after-snapshot/32, after-snapshot/reads
+    /// after-snapshot/32, after-snapshot/reads, evacuation
     #[arg(long)]
     only: Option<String>,
     /// Only the other servers, beside the first of them
@@ -107,6 +107,11 @@ fn main() -> Result<()> {
     if wanted("first-touch") {
         let done = run_first_touch(&arguments, &bench, &folders, &mut findings);
         findings.note("first-touch", done);
+    }
+    // On request only: it takes minutes, and 20 GiB.
+    if arguments.only.as_ref().is_some_and(|only| only == "evacuation") {
+        let done = run_evacuation(&arguments, &bench, &folders, &mut findings);
+        findings.note("evacuation", done);
     }
     // `cargo ci bench snapshot` asks for it.
     if arguments.only.as_ref().is_some_and(|only| only.starts_with("after-snapshot")) {
@@ -220,6 +225,29 @@ fn run_after_snapshot(
         findings.claims.extend(found.claims());
     }
     for found in composite_reads::measure(&bench.jobs, &place, bench.effort, wanted)? {
+        found.print();
+        findings.claims.extend(found.claim());
+    }
+    Ok(())
+}
+
+fn run_evacuation(
+    arguments: &Arguments,
+    bench: &Bench,
+    folders: &Folders,
+    findings: &mut Findings,
+) -> Result<()> {
+    const WANTED: u64 = 10 << 30;
+    // It is there twice.
+    let size = folders.room(2 * if arguments.quick { 1 << 30 } else { WANTED })? / 2;
+    if size != WANTED {
+        println!("\nnote: {} MiB are moved in place of 10 GiB", size >> 20);
+    }
+    let folder = folders.memory.path().join("evacuation");
+    std::fs::create_dir_all(&folder)?;
+    let file = folders.disk.path().join("evacuation.image");
+    let place = first_touch::Place { folder: &folder, file, size, blockd: bench.blockd.as_deref() };
+    if let Some(found) = evacuation::measure(&bench.jobs, &place)? {
         found.print();
         findings.claims.extend(found.claim());
     }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use super::client;
 use crate::fio::{Figures, run};
@@ -48,6 +49,12 @@ impl Jobs {
         if job == COMMITS {
             return client::commits(settings);
         }
+        self.report(job, settings, 0).and_then(|report| Figures::of(&report))
+    }
+
+    /// Runs a job file of fio, at no more than `rate` operations a second where it says so, and
+    /// returns its report.
+    pub(super) fn report(&self, job: &str, settings: Settings<'_>, rate: u64) -> Result<Value> {
         let path = self.folder.join(format!("{job}.fio"));
         let milliseconds = (settings.seconds * 1000.0).round();
         let mut fio = Command::new("fio");
@@ -57,8 +64,9 @@ impl Jobs {
         fio.env("SEED", settings.seed.to_string());
         fio.env("IO_SIZE", settings.bytes.to_string());
         fio.env("VERIFY_SIZE", settings.bytes.to_string());
-        let jobs = run(&mut fio);
-        let figures = jobs.and_then(|jobs| Figures::of(jobs.first().context("no job has run")?));
-        figures.with_context(|| format!("{} on {}", path.display(), settings.uri))
+        fio.env("RATE", rate.to_string());
+        let first = |jobs: Vec<Value>| jobs.into_iter().next().context("no job has run");
+        let report = run(&mut fio).and_then(first);
+        report.with_context(|| format!("{} on {}", path.display(), settings.uri))
     }
 }

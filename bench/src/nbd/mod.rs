@@ -7,6 +7,7 @@ pub(crate) mod client;
 pub mod composite_reads;
 pub mod counts;
 pub mod endurance;
+pub mod evacuation;
 pub mod fio;
 pub mod first_touch;
 pub mod measure;

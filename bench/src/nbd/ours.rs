@@ -73,7 +73,7 @@ pub(super) fn composite_entries(image: &Image, blockd: &Path) -> Result<u64> {
     entries.context("blockd pool show: no composite_entries")
 }
 
-fn ask(image: &Image, blockd: &Path, arguments: &[&str]) -> Result<String> {
+pub(super) fn ask(image: &Image, blockd: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(blockd);
     command.args(arguments).arg("--socket").arg(control(image));
     let output = command.output().context("start blockd")?;
