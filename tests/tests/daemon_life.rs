@@ -32,6 +32,7 @@ fn an_orderly_end_under_load_loses_nothing() {
         connections: 2,
         longest_ms: 300,
         in_order: Some(true),
+        moves: false,
     };
     let (figures, result) = kill::run(&options, |_| {});
     result.unwrap();

@@ -29,7 +29,7 @@ const BUSY: [Program; 6] = [
 
 /// Programs that use less than one core. Short forms share the two kernels among them; the longest
 /// come first.
-const WAITING: [Program; 17] = [
+const WAITING: [Program; 18] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),
     ("vm", &["pmem", "--short", "--kernel", "6.12"], &["pmem"]),
@@ -43,6 +43,7 @@ const WAITING: [Program; 17] = [
     ("vm", &["neighbours", "--short", "--kernel", "6.12"], &["neighbours"]),
     ("csi_conformance", &[], &[]),
     ("kill", &["--rounds", "3"], &["--rounds", "200"]),
+    ("kill", &["--evacuate", "--rounds", "6"], &["--evacuate", "--rounds", "100"]),
     ("story", &["--short"], &[]),
     (
         "counts_bench",

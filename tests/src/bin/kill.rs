@@ -22,6 +22,8 @@ const DISK: u64 = 512 << 11;
 const PIECES: u64 = 64;
 /// Milliseconds that a write to the slow disk takes.
 const DELAYS: std::ops::RangeInclusive<u64> = 50..=200;
+/// Longest load at the least, in milliseconds, for devices to leave in the middle of it.
+const MOVES_MS: u64 = 2000;
 /// Precedes the guest's figures in its output.
 const MARK: &str = "figures: ";
 
@@ -43,6 +45,9 @@ struct Arguments {
     /// All rounds with the pool on this block device or new file, here. Its content is lost.
     #[arg(long)]
     device: Option<PathBuf>,
+    /// Devices are added to the pool and taken out of it meanwhile. All rounds are here.
+    #[arg(long, conflicts_with_all = ["only_slow", "device"])]
+    evacuate: bool,
     /// Volumes.
     #[arg(long, default_value_t = 4)]
     volumes: u32,
@@ -74,7 +79,8 @@ fn main() -> ExitCode {
         report(&figures, seconds, arguments.json);
     }
     // A run that killed nothing has shown nothing.
-    let worked = figures.kills > 0 && figures.operations > 0 && figures.compared > 0;
+    let moved = !arguments.evacuate || figures.devices_left > 0 || figures.rounds < 20;
+    let worked = figures.kills > 0 && figures.operations > 0 && figures.compared > 0 && moved;
     match result {
         Ok(()) if worked || figures.rounds < 3 => ExitCode::SUCCESS,
         Ok(()) => {
@@ -83,8 +89,9 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("kill: {error:#}");
-            let Arguments { rounds, seed, .. } = arguments;
-            println!("repeat: cargo ci test kill --rounds {rounds} --seed {seed}");
+            let Arguments { rounds, seed, evacuate, .. } = arguments;
+            let more = if evacuate { " --evacuate" } else { "" };
+            println!("repeat: cargo ci test kill --rounds {rounds} --seed {seed}{more}");
             ExitCode::FAILURE
         }
     }
@@ -92,7 +99,9 @@ fn main() -> ExitCode {
 
 fn all(arguments: &Arguments) -> (Figures, Result<()>) {
     let slow = match arguments {
-        Arguments { device: Some(_), .. } | Arguments { only_here: true, .. } => 0,
+        Arguments { device: Some(_), .. }
+        | Arguments { only_here: true, .. }
+        | Arguments { evacuate: true, .. } => 0,
         Arguments { only_slow: true, rounds, .. } => *rounds,
         Arguments { rounds, .. } => rounds / 2,
     };
@@ -116,7 +125,8 @@ fn all(arguments: &Arguments) -> (Figures, Result<()>) {
 
 /// One round in four with a pool in memory: there the daemon copies to the media itself.
 fn rounds_here(arguments: &Arguments, rounds: u64) -> (Figures, Result<()>) {
-    let in_memory = if arguments.device.is_none() { rounds / 4 } else { 0 };
+    let in_files = arguments.device.is_some() || arguments.evacuate;
+    let in_memory = if in_files { 0 } else { rounds / 4 };
     let (figures, result) = rounds_on(arguments, rounds - in_memory, arguments.device.clone());
     if result.is_err() || in_memory == 0 {
         return (figures, result);
@@ -135,12 +145,13 @@ fn rounds_on(arguments: &Arguments, rounds: u64, device: Option<PathBuf>) -> (Fi
         seed: arguments.seed,
         in_memory: device.as_ref().is_some_and(|path| path.starts_with("/dev/shm")),
         device,
-        pool_size: 1 << 30,
+        pool_size: if arguments.evacuate { kill::moves::FIRST } else { 1 << 30 },
         volumes: arguments.volumes,
         volume_size: arguments.volume_mib << 20,
         connections: arguments.connections,
-        longest_ms: arguments.longest.max(20),
+        longest_ms: arguments.longest.max(if arguments.evacuate { MOVES_MS } else { 20 }),
         in_order: None,
+        moves: arguments.evacuate,
     };
     kill::run(&options, |figures| {
         if figures.rounds.is_multiple_of(10) {
@@ -209,6 +220,8 @@ fn report(figures: &Figures, seconds: f64, json: bool) {
         ("of them flushes", figures.flushes),
         ("volumes made and deleted", figures.volume_changes),
         ("changes of snapshots and clones", figures.family_changes),
+        ("devices that left", figures.devices_left),
+        ("devices that stayed after all", figures.devices_kept),
         ("requests not answered", figures.unanswered),
         ("their sectors, new", figures.unanswered_new),
         ("their sectors, old", figures.unanswered_old),

@@ -6,6 +6,7 @@ pub mod content;
 pub mod cut;
 pub mod family;
 pub mod load;
+pub mod moves;
 pub mod volume;
 
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use churn::Churn;
 use family::Family;
 use load::{Control, Load, Shared, compare};
+use moves::Moves;
 use volume::{Unanswered, Volume};
 
 /// IO of a dead daemon that takes longer than this to end is late: its successor could have been
@@ -61,6 +63,8 @@ pub struct Options {
     pub longest_ms: u64,
     /// Whether each end is by SIGTERM; one in ten without a word here.
     pub in_order: Option<bool>,
+    /// Whether devices come and go.
+    pub moves: bool,
 }
 
 /// The counts of a run.
@@ -79,6 +83,9 @@ pub struct Figures {
     pub volume_changes: u64,
     /// Commands of a family of snapshots and clones, and those that an end met.
     pub family_changes: u64,
+    /// Devices that left the pool, and that stayed after all.
+    pub devices_left: u64,
+    pub devices_kept: u64,
     pub met: family::Met,
     pub unanswered: u64,
     /// Sectors of unanswered requests, by what they held afterwards.
@@ -115,6 +122,8 @@ impl Figures {
             flushes: self.flushes + other.flushes,
             volume_changes: self.volume_changes + other.volume_changes,
             family_changes: self.family_changes + other.family_changes,
+            devices_left: self.devices_left + other.devices_left,
+            devices_kept: self.devices_kept + other.devices_kept,
             met: self.met.with(other.met),
             unanswered: self.unanswered + other.unanswered,
             unanswered_new: self.unanswered_new + other.unanswered_new,
@@ -139,6 +148,7 @@ struct Rounds<'a> {
     volumes: Vec<Arc<Shared>>,
     churn: Churn,
     family: Family,
+    moves: Option<Moves>,
     rng: fastrand::Rng,
     figures: Figures,
 }
@@ -181,6 +191,8 @@ impl<'a> Rounds<'a> {
         };
         let mut daemon = Daemon::new("kill", &settings)?;
         daemon.start()?;
+        let mut rng = fastrand::Rng::with_seed(options.seed);
+        let moves = options.moves.then(|| Moves::new(&daemon, rng.u64(..))).transpose()?;
         let sub_block = 4096;
         let mut volumes = Vec::new();
         for number in 0..options.volumes {
@@ -189,10 +201,10 @@ impl<'a> Rounds<'a> {
             let new = Volume::new(&name, churn::next_id(), options.volume_size, sub_block);
             volumes.push(Shared::new(if options.in_memory { new.that_tears() } else { new }));
         }
-        let mut rng = fastrand::Rng::with_seed(options.seed);
         let churn = Churn::new(rng.u64(..), sub_block, options.in_memory);
         let family = Family::new(rng.u64(..), None)?;
-        Ok(Self { options, daemon, volumes, churn, family, rng, figures: Figures::default() })
+        let figures = Figures::default();
+        Ok(Self { options, daemon, volumes, churn, family, moves, rng, figures })
     }
 
     /// Load, end, start, comparison.
@@ -203,10 +215,12 @@ impl<'a> Rounds<'a> {
         let loads = self.start_loads(&control)?;
         let pause = Duration::from_millis(self.rng.u64(10..=self.options.longest_ms));
         let (daemon, churn, family) = (&self.daemon, &mut self.churn, &mut self.family);
+        let moves = self.moves.as_mut();
         let over = AtomicBool::new(false);
         let died = std::thread::scope(|scope| {
             let churning = scope.spawn(|| churn.run(daemon, &control));
             let changing = scope.spawn(|| family.run(daemon, &over));
+            let moving = moves.map(|moves| scope.spawn(|| moves.run(daemon, &control)));
             std::thread::sleep(pause);
             let signal = if in_order { Signal::SIGTERM } else { Signal::SIGKILL };
             control.ending.store(in_order, Ordering::Relaxed);
@@ -223,6 +237,7 @@ impl<'a> Rounds<'a> {
                     Err(_) => bail!("a thread of volumes that come and go panicked"),
                 }
             }
+            ensure!(moving.is_none_or(|thread| thread.join().is_ok()), "moving panicked");
             Ok(died)
         })?;
         let runs = if in_order { self.ended_in_order() } else { self.bury(died) };
@@ -263,6 +278,9 @@ impl<'a> Rounds<'a> {
         self.figures.flushes += control.counts.flushes.load(Ordering::Relaxed);
         self.figures.volume_changes = self.churn.changes;
         self.figures.family_changes = self.family.changes.load(Ordering::Relaxed);
+        if let Some(moves) = &self.moves {
+            (self.figures.devices_left, self.figures.devices_kept) = (moves.left, moves.aborted);
+        }
     }
 
     /// A killed daemon: how long does its IO go on? Gives whether its successor runs already.
@@ -339,6 +357,9 @@ impl<'a> Rounds<'a> {
         }
         self.churn.compare(&self.daemon)?;
         self.family.compare(&self.daemon)?;
+        if let Some(moves) = &self.moves {
+            moves.compare(&self.daemon)?;
+        }
         self.figures.met = self.family.met;
         Ok(())
     }
@@ -351,19 +372,19 @@ impl<'a> Rounds<'a> {
         ensure!(status.code() == Some(0), "after SIGTERM the daemon ended with {status}");
         self.daemon.start()?;
         self.compare()?;
+        let devices = moves::in_pool(&self.daemon)?;
         let status = self.daemon.stop()?;
         ensure!(status.code() == Some(0), "after SIGTERM the daemon ended with {status}");
-        if self.options.device.is_none() { self.read_offline() } else { Ok(()) }
+        if self.options.device.is_none() { self.read_offline(&devices) } else { Ok(()) }
     }
 
     /// A reader of the format that shares no code with the daemon checks the closed pool, and
     /// finds the same in it.
-    fn read_offline(&mut self) -> Result<()> {
+    fn read_offline(&mut self, devices: &[PathBuf]) -> Result<()> {
         let reader = tools::workspace_root().join("sim/reader/blockd_reader.py");
         let python = tools::find("python3")?;
-        let pool = self.daemon.pool();
         let read = |words: &[&str]| {
-            tools::output(Command::new(&python).arg(&reader).arg(pool).args(words))
+            tools::output(Command::new(&python).arg(&reader).args(devices).args(words))
         };
         read(&["check"]).context("checking the closed pool")?;
         for shared in &self.volumes {
