@@ -129,7 +129,7 @@ fn bytes_of_a_deleted_volume_are_overwritten_also_after_a_kill() {
         } else {
             daemon.cli(&["del", "--force", "gone"]).unwrap();
         }
-        let erased = (0..200).any(|_| {
+        let erased = (0..1500).any(|_| {
             std::thread::sleep(Duration::from_millis(20));
             holds() == 0
         });
