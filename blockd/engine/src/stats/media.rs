@@ -60,8 +60,9 @@ const DEVICE_MASK: u64 = 0xff;
 pub struct MediaStats {
     /// Of the thread: times of others mean nothing beside its own.
     clock: Clock,
-    /// Empty for devices that may come later.
-    devices: Box<[OnceLock<Box<DeviceStats>>]>,
+    devices: Box<[DeviceStats]>,
+    /// Of devices that came later.
+    later: [OnceLock<Box<DeviceStats>>; LATER_DEVICES],
     /// The IOs in flight, by the thread's place for them; 0 for none.
     marks: Box<[Counter]>,
 }
@@ -72,20 +73,15 @@ impl MediaStats {
     pub fn new(devices: usize, places: usize, clock: Clock) -> Self {
         Self {
             clock,
-            devices: (0..devices + LATER_DEVICES)
-                .map(
-                    |at| {
-                        if at < devices { OnceLock::from(Box::default()) } else { OnceLock::new() }
-                    },
-                )
-                .collect(),
+            devices: (0..devices).map(|_| DeviceStats::default()).collect(),
+            later: std::array::from_fn(|_| OnceLock::new()),
             marks: (0..places).map(|_| Counter::default()).collect(),
         }
     }
 
     /// Statistics of one more device, behind the others.
     pub fn add_device(&self) {
-        let _ = self.devices.iter().find(|one| one.set(Box::default()).is_ok());
+        let _ = self.later.iter().find(|one| one.set(Box::default()).is_ok());
     }
 
     /// An IO begins on a device.
@@ -131,7 +127,12 @@ impl MediaStats {
     #[must_use]
     #[inline]
     pub fn device(&self, device: usize) -> Option<&DeviceStats> {
-        Some(&**self.devices.get(device)?.get()?)
+        self.devices.get(device).or_else(|| self.later(device))
+    }
+
+    #[cold]
+    fn later(&self, device: usize) -> Option<&DeviceStats> {
+        Some(&**self.later.get(device.checked_sub(self.devices.len())?)?.get()?)
     }
 
     /// IOs of a device that are in flight. Reads every place.
