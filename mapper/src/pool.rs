@@ -317,7 +317,7 @@ impl Pool {
     }
 
     /// Makes the engine advance the IO epoch up to this one. Each advance is an event. Where it is
-    /// awaited already, the engine is not called again: it looks for itself from time to time.
+    /// awaited already, the engine polls by a timer.
     pub(crate) fn await_epoch(&self, epoch: u64) {
         if self.wake.0.epoch.fetch_max(epoch, Ordering::SeqCst) < epoch {
             self.want_engine();

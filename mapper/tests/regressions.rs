@@ -146,13 +146,13 @@ fn a_flush_covers_what_a_failed_write_has_left() {
     rig.write(&v, 0, &[1; 4096]).unwrap();
     rig.flush(&v).unwrap();
     let mut plan = Plan::with_capacity(64);
-    for (error, is_flushed) in [(IoError::Media, true), (IoError::NoSpace, false)] {
+    for error in [IoError::Media, IoError::NoSpace] {
         let step = rig.worker.write(&v, 0, 4096, false, &mut plan).unwrap();
         assert!(matches!(step, Step::Issue { .. }));
         rig.worker.complete(&v, &mut plan, Err(error)).unwrap_err();
         let before = rig.media.flushes;
         rig.flush(&v).unwrap();
-        assert_eq!(rig.media.flushes > before, is_flushed, "{error:?}");
+        assert!(rig.media.flushes > before, "{error:?}");
     }
 }
 

@@ -69,7 +69,7 @@ pub(crate) struct Evacuation {
     status: EvacuationStatus,
     /// A page was sent to another place during the walk: a checkpoint has to write it.
     pages_moved: bool,
-    /// The walk found no space on the other devices: it begins no move any more.
+    /// The walk found no space on the other devices, and begins no more moves.
     is_full: bool,
     /// How often the wait of moves for older IO is doubled.
     doublings: u32,
@@ -108,7 +108,7 @@ impl Evacuation {
         self.is_full = false;
     }
 
-    /// Ends the walk, as the other devices have no space.
+    /// Begins no more moves in this walk, as the other devices have no space.
     const fn wait_for_space(&mut self) {
         self.is_full = true;
         self.status.waits_for_space = true;
@@ -294,13 +294,14 @@ impl Engine {
     #[cold]
     pub(super) fn evacuation_deadline(&self) -> Option<u64> {
         let evacuation = &self.evacuation;
+        // Moves that have begun end, whatever is asked meanwhile.
+        let retried = evacuation.running.iter().filter_map(Move::retried_at).min();
         if evacuation.device.is_none() || evacuation.rate == 0 || self.closing {
-            return None;
+            return retried;
         }
         let paced =
             evacuation.walk.and_then(|_| evacuation.pace.deadline(self.now_ns, evacuation.rate));
         let again = evacuation.again_ns.filter(|_| evacuation.walk.is_none());
-        let retried = evacuation.running.iter().filter_map(Move::retried_at).min();
         [paced, again, retried].into_iter().flatten().min()
     }
 

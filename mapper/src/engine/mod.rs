@@ -111,6 +111,8 @@ pub struct Engine {
     pub(crate) spares: Spares,
     /// Index pages of trees that structure changes have made since the last checkpoint.
     pub(crate) new_tree_pages: u64,
+    /// When the IO epoch was advanced last, or not awaited.
+    awaited_ns: u64,
     /// Extents used by a state that only replay has seen; free once that is durable (R13).
     pub(crate) recovered: Vec<(PhysicalExtent, u64)>,
     pub(crate) space: SpacePolicy,
@@ -165,6 +167,7 @@ impl Engine {
             controls: Controls::default(),
             spares: Spares::with_capacity(64),
             new_tree_pages: 0,
+            awaited_ns: 0,
             recovered: Vec::new(),
             space: SpacePolicy::new(pool.tuning.marks),
             folds: fold::Folds::new(pool.tuning.fold_rate),
@@ -217,7 +220,7 @@ impl Engine {
             self.step_releases();
             self.step_awaited_epoch();
             self.step_folds();
-            // Hardly ever does a device leave.
+            // A device rarely leaves.
             if !self.evacuation.is_idle() {
                 self.step_evacuation();
             }
@@ -294,7 +297,10 @@ impl Engine {
         let after = |pause_ns| self.now_ns.saturating_add(pause_ns);
         let drains = match self.awaited_epoch() {
             0 => self.releases.has_drains().then(|| after(DRAIN_POLL_NS)),
-            _ => Some(after(AWAITED_POLL_NS)),
+            _ if self.now_ns < self.awaited_ns.saturating_add(AWAITED_LIMIT_NS) => {
+                Some(after(AWAITED_POLL_NS))
+            }
+            _ => Some(after(DRAIN_POLL_NS)),
         };
         let folds = self.fold_deadline();
         let rest = self.space_deadline();
@@ -398,9 +404,10 @@ impl Engine {
     }
 
     /// Advances the IO epoch for writes that wait for older ones to end (R5f).
-    fn step_awaited_epoch(&self) {
+    fn step_awaited_epoch(&mut self) {
         let awaited = self.awaited_epoch();
         if awaited == 0 {
+            self.awaited_ns = self.now_ns;
             return;
         }
         let advanced = self.pool.epochs.try_advance();
@@ -411,6 +418,7 @@ impl Engine {
             let _ = word.compare_exchange(awaited, 0, Ordering::SeqCst, Ordering::SeqCst);
         }
         if advanced || reached {
+            self.awaited_ns = self.now_ns;
             self.pool.bump();
             self.pool.want_engine();
         }
@@ -456,3 +464,5 @@ const DRAIN_POLL_NS: u64 = 10_000_000;
 
 /// The same where writers wait for that IO: about the time that one takes.
 const AWAITED_POLL_NS: u64 = 200_000;
+/// IO that takes longer than this is looked at less often, as above.
+const AWAITED_LIMIT_NS: u64 = 100_000_000;

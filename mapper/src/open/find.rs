@@ -177,9 +177,13 @@ fn position(chosen: &Superblock, copy: &Superblock) -> Option<usize> {
     table.position(|one| one.uuid == own.uuid).filter(|_| copy.pool_id == chosen.pool_id)
 }
 
-/// Whether the device of a copy was of the pool, which has changed without it since.
+/// Whether the device of a copy has left the pool, and another one has its place. The first device
+/// never leaves, and places are not taken out of the table.
 fn is_former(chosen: &Superblock, copy: &Superblock) -> bool {
-    copy.pool_id == chosen.pool_id && copy.generation < chosen.generation
+    let place = usize::from(copy.this_device.0);
+    copy.pool_id == chosen.pool_id
+        && copy.generation < chosen.generation
+        && (1..chosen.devices.as_slice().len()).contains(&place)
 }
 
 fn stranger(chosen: &Superblock, copy: &Superblock, device: &PresentDevice) -> MapperError {

@@ -80,11 +80,8 @@ impl Worker {
         plan: &mut Plan,
         result: Result<(), IoError>,
     ) -> Result<Answer, MapperError> {
-        // Blocks of a write that failed may have reached the device, and can be read: the next
-        // flush covers them too.
-        if result != Err(IoError::NoSpace) {
-            self.count_written(plan);
-        }
+        // Also of a write that failed: blocks of it may have reached the device, and can be read.
+        self.count_written(plan);
         self.check_written_through(plan, result);
         if !plan.slow.is_empty() {
             self.complete_slow(attachment, plan, result.is_ok());

@@ -45,7 +45,7 @@ impl Engine {
             left -= 1;
             self.evacuation.walk = Some(self.examine_leaving(&volume, (slot, entry), &mut left));
         }
-        if left == 0 {
+        if left == 0 || self.evacuation.is_full {
             self.pool.want_engine();
         }
     }
@@ -109,17 +109,18 @@ impl Engine {
         if !lies_on_it(&leaf) && under.is_none() {
             return;
         }
-        self.evacuation.pages_moved = true;
         let meta = pool.arena.meta(leaf);
         // A running checkpoint has its own list, and a changed leaf is on the next one.
         let is_to_do = meta.clean.load(Ordering::Relaxed)
             || under.is_some_and(|id| pool.arena.meta(id).clean.load(Ordering::Relaxed));
         if self.checkpoint.is_running() || !is_to_do {
+            self.evacuation.pages_moved = true;
             return;
         }
         let count = holders(&pool.volumes.read(), volume, slot, leaf).count() as u64;
         if self.make_pages(count) {
             self.mark_leaf(volume, slot, leaf);
+            self.evacuation.pages_moved = true;
         } else {
             self.evacuation.wait_for_space();
         }
@@ -168,6 +169,7 @@ impl Engine {
             self.new_tree_pages = needed;
             if self.make_pages(0) {
                 self.trees.rewrite(lies_on_it);
+                self.evacuation.pages_moved = true;
                 met(Situation::IndexPageMoved);
             } else {
                 self.new_tree_pages = 0;
@@ -175,7 +177,6 @@ impl Engine {
             }
             self.update_limits();
         }
-        self.evacuation.pages_moved |= pages > 0;
         self.evacuation.pages_moved |= self.catalogue.rewrite(lies_on_it);
     }
 }

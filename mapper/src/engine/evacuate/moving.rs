@@ -16,14 +16,15 @@
 use std::sync::Arc;
 
 use super::Evacuation;
-use crate::change::Site;
+use crate::change::{Site, Spares};
 use crate::engine::copy::Copy;
 use crate::engine::fold::{DRAIN_LIMIT_NS, MAX_DOUBLINGS};
 use crate::engine::queue::Purpose;
-use crate::engine::{AWAITED_POLL_NS, DRAIN_POLL_NS, Engine};
+use crate::engine::{AWAITED_POLL_NS, Engine};
 use crate::entry::{Composite, Entry};
 use crate::io::{IoError, IoOp};
 use crate::mutation::{Mutation, Situation, active, met};
+use crate::mutation_gate::MutationGuard;
 use crate::pool::{CHANGE_UNITS, Pool};
 use crate::stripe::{SlowWrite, Stripe};
 use crate::sync::Ordering;
@@ -47,12 +48,10 @@ pub(super) struct Move {
     bits: u64,
     /// Entries switched.
     switches: u64,
-    /// A discard has emptied the extent while it could not unmap it (R5e).
-    is_emptied: bool,
-    /// From then on the move ends without a change if older IO has not ended: writers of the extent
-    /// wait for it, and that IO may be of other volumes.
+    /// Deadline of older IO, after which the move ends without a change: writers of the extent wait
+    /// for it, and that IO may be of other volumes.
     late_ns: u64,
-    /// No entry is switched before this: something has to change first.
+    /// Records wait until this time, for room, or for the end of a write; 0: for nothing.
     retry_ns: u64,
     stage: Stage,
 }
@@ -76,7 +75,12 @@ impl Move {
 
     /// The time until which it waits, if it waits for the time.
     pub(super) fn retried_at(&self) -> Option<u64> {
-        (self.stage == Stage::Switching && self.retry_ns > 0).then_some(self.retry_ns)
+        (self.retry_ns > 0).then_some(self.retry_ns)
+    }
+
+    /// Its entry in the table of slow writes, with the number of the engine's ring.
+    fn write(&self, ring_slot: usize) -> u64 {
+        (ring_slot as u64) << 48 | OF_MOVE | self.token
     }
 }
 
@@ -154,7 +158,7 @@ impl Engine {
         evacuation.next_token = token;
         let stage = Stage::Draining(until);
         let late_ns = self.now_ns.saturating_add(DRAIN_LIMIT_NS << evacuation.doublings);
-        let (copy, bits, switches, is_emptied, retry_ns) = (None, 0, 0, false, 0);
+        let (copy, bits, switches, retry_ns) = (None, 0, 0, 0);
         evacuation.running.push(Move {
             token,
             lineage,
@@ -163,7 +167,6 @@ impl Engine {
             copy,
             bits,
             switches,
-            is_emptied,
             late_ns,
             retry_ns,
             stage,
@@ -189,7 +192,7 @@ impl Engine {
     pub(in super::super) fn end_moves(&mut self) -> bool {
         for one in &mut self.evacuation.running {
             if one.stage != Stage::Out {
-                one.stage = Stage::Ending;
+                (one.stage, one.retry_ns) = (Stage::Ending, 0);
             }
         }
         self.step_moves();
@@ -219,8 +222,11 @@ impl Engine {
                     return self.step_move(at);
                 }
                 self.evacuation.doublings = 0;
-                self.unblock(at);
-                self.begin_move_copy(at);
+                if self.unblock(at) {
+                    self.begin_move_copy(at);
+                } else {
+                    self.evacuation.running[at].stage = Stage::Ending;
+                }
                 self.step_move(at)
             }
             Stage::Copying => {
@@ -228,7 +234,7 @@ impl Engine {
                 self.evacuation.running[at].stage != Stage::Out && self.step_move(at)
             }
             Stage::Out => false,
-            Stage::Switching if now_ns < one.retry_ns => false,
+            Stage::Switching | Stage::Ending if now_ns < one.retry_ns => false,
             Stage::Switching => self.switch(at),
             Stage::Ending => self.end_move(at),
         }
@@ -245,20 +251,17 @@ impl Engine {
         }
     }
 
-    /// Ends the wait of other writes for the extent.
-    fn unblock(&mut self, at: usize) {
-        let pool = Arc::clone(&self.pool);
-        let one = &mut self.evacuation.running[at];
-        let mut stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
-        let token = (pool.tuning.workers as u64) << 48 | OF_MOVE | one.token;
-        let Some(write) = stripe.remove(token) else { return };
-        one.is_emptied = write.cancelled != 0;
-        if write.page_promised {
-            pool.return_page();
+    /// Ends the wait of other writes for the extent, as all older IO has ended. `false`: a discard
+    /// has emptied it meanwhile, and there is nothing to be moved.
+    fn unblock(&self, at: usize) -> bool {
+        let one = &self.evacuation.running[at];
+        let mut stripe = self.pool.stripe(one.lineage, one.extent.slot()).lock();
+        let token = one.write(self.pool.tuning.workers);
+        if is_emptied(&stripe, token) {
+            return false;
         }
-        if write.awaited | stripe.take_awaited() {
-            pool.bump();
-        }
+        remove_write(&self.pool, &mut stripe, token);
+        true
     }
 
     /// Every entry that names the source, by its volume.
@@ -348,6 +351,7 @@ impl Engine {
         let most = if active(Mutation::TargetNotHeld) { 1 } else { SWITCHES_AT_ONCE };
         let has_leaves = self.ensure_leaves(most).is_ok();
         let one = &mut self.evacuation.running[at];
+        one.retry_ns = 0;
         let Some(to) = one.copy.as_ref().map(|copy| copy.to) else { return self.end_move(at) };
         let gate = pool.gate.enter(slot);
         let stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
@@ -365,43 +369,28 @@ impl Engine {
             return self.end_move(at);
         }
         if is_sourced {
-            // Its end wakes workers only.
+            // The end of that write wakes workers, and not the engine.
             one.retry_ns = self.now_ns.saturating_add(AWAITED_POLL_NS);
             return false;
         }
         let (before, is_alone) = (one.switches, naming.len() == 1);
         for (volume, entry) in naming.into_iter().take(most) {
-            let directory = volume.directory.load_full();
-            let site =
-                Site { pool: &pool, volume: &volume, directory: &directory, ring_slot: slot };
-            let strict = pool.pages.0.strict.load(Ordering::Relaxed);
-            let needs_page = !directory.is_dirty(one.extent.slot()) || strict;
-            if needs_page && !pool.promise_page(true) {
-                one.retry_ns = self.now_ns.saturating_add(DRAIN_POLL_NS);
-                pool.want_engine();
-                break;
+            let Some(new) = switched(entry, one.from, to) else { continue };
+            let is_held = !active(Mutation::TargetNotHeld) || one.switches > 0;
+            let held = pool.counts_of(to).filter(|_| is_held);
+            if let Some((counts, local)) = held {
+                counts.add(local, 1);
             }
-            let has_room = pool.ring.reserve(slot, CHANGE_UNITS);
-            let is_empty = one.is_emptied && matches!(entry, Entry::Mapped { valid: 0, .. });
-            let new = if is_empty { Some(Entry::Unmapped) } else { switched(entry, one.from, to) };
-            let new = new.filter(|_| has_room);
-            if let Some(new) = new {
-                let is_held = !active(Mutation::TargetNotHeld) || one.switches > 0;
-                if let Some((counts, local)) = pool.counts_of(to).filter(|_| is_held && !is_empty) {
-                    counts.add(local, 1);
+            let place = (&*volume, one.extent);
+            if !record(&pool, &mut self.spares, &gate, place, (entry, new)) {
+                if let Some((counts, local)) = held {
+                    counts.sub(local);
                 }
-                one.switches += u64::from(!is_empty);
-                let step = (entry, new);
-                site.set(&mut self.spares, || gate.take_lsn(1), one.extent, step, CHANGE_UNITS);
-                met(if is_alone { Situation::EntryMoved } else { Situation::SharedMoved });
-            }
-            if needs_page {
-                pool.return_page();
-            }
-            if new.is_none() {
-                pool.want_commit();
+                one.retry_ns = self.now_ns.saturating_add(AWAITED_POLL_NS);
                 break;
             }
+            one.switches += 1;
+            met(if is_alone { Situation::EntryMoved } else { Situation::SharedMoved });
         }
         // Without a switch it waits for a commit or a checkpoint.
         if one.switches > before && !active(Mutation::TargetNotHeld) {
@@ -410,12 +399,30 @@ impl Engine {
         false
     }
 
-    /// Drops what the move held.
+    /// Drops what the move held. `false`: there is no room yet for the record of an extent that a
+    /// discard has emptied.
     fn end_move(&mut self, at: usize) -> bool {
-        self.unblock(at);
         let pool = Arc::clone(&self.pool);
-        let one = &self.evacuation.running[at];
-        let _stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
+        let slot = pool.tuning.workers;
+        let has_leaves = self.ensure_leaves(1).is_ok();
+        let one = &mut self.evacuation.running[at];
+        one.retry_ns = 0;
+        let token = one.write(slot);
+        let gate = pool.gate.enter(slot);
+        let mut stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
+        // The last write over an extent that a discard has emptied unmaps it (R5e).
+        if is_emptied(&stripe, token) && has_leaves {
+            let is_empty = |entry: Entry| entry == Entry::Mapped { physical: one.from, valid: 0 };
+            for (volume, entry) in Self::naming(&pool, one) {
+                let (place, step) = ((&*volume, one.extent), (entry, Entry::Unmapped));
+                if is_empty(entry) && !record(&pool, &mut self.spares, &gate, place, step) {
+                    one.retry_ns = self.now_ns.saturating_add(AWAITED_POLL_NS);
+                    return false;
+                }
+            }
+        }
+        // Before other writes of the extent go on. One that found the reference would copy from the
+        // extent, and miss what an older write in place still brings (M2).
         if !active(Mutation::MoveNotHeld) {
             self.releases.release_extent(&pool, one.from);
         }
@@ -424,6 +431,54 @@ impl Engine {
         {
             self.releases.release_extent(&pool, copy.to);
         }
+        remove_write(&pool, &mut stripe, token);
+        if one.copy.is_none() {
+            let planned = i64::try_from(pool.geometry.extent_size()).unwrap_or(i64::MAX);
+            self.evacuation.pace.refund(planned);
+        }
         true
     }
+}
+
+/// Whether a discard came while this write was in the table.
+fn is_emptied(stripe: &Stripe, token: u64) -> bool {
+    stripe.all().any(|write| write.token == token && write.cancelled != 0)
+}
+
+/// Takes a write out of the table, and wakes those that wait for it.
+fn remove_write(pool: &Pool, stripe: &mut Stripe, token: u64) {
+    let Some(write) = stripe.remove(token) else { return };
+    if write.awaited | stripe.take_awaited() {
+        pool.bump();
+    }
+}
+
+/// Records a new entry of a volume or snapshot. `false`: there is no page for it, or no room in the
+/// delta ring, until a checkpoint or commit, which is requested.
+fn record(
+    pool: &Pool,
+    spares: &mut Spares,
+    gate: &MutationGuard<'_>,
+    (volume, extent): (&Volume, ExtentIndex),
+    step: (Entry, Entry),
+) -> bool {
+    let ring_slot = pool.tuning.workers;
+    let directory = volume.directory.load_full();
+    let needs_page =
+        !directory.is_dirty(extent.slot()) || pool.pages.0.strict.load(Ordering::Relaxed);
+    if needs_page && !pool.promise_page(true) {
+        pool.want_engine();
+        return false;
+    }
+    let has_room = pool.ring.reserve(ring_slot, CHANGE_UNITS);
+    if has_room {
+        let site = Site { pool, volume, directory: &directory, ring_slot };
+        site.set(spares, || gate.take_lsn(1), extent, step, CHANGE_UNITS);
+    } else {
+        pool.want_commit();
+    }
+    if needs_page {
+        pool.return_page();
+    }
+    has_room
 }
