@@ -16,11 +16,15 @@ pub(crate) enum Outcome {
     NotRun(&'static str),
 }
 
+/// Lines of a failed step that are printed once more at the end: logs are often cut in the middle.
+const LAST_LINES: usize = 30;
+
 /// The tally of one invocation.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     passed: u32,
-    failed: Vec<String>,
+    /// The names of failed steps, and the last lines of each.
+    failed: Vec<(String, String)>,
 }
 
 impl Steps {
@@ -36,7 +40,7 @@ impl Steps {
         println!("== {name}");
         let watch = Clock::start();
         let result = step();
-        self.count(name, watch.elapsed(), result);
+        self.count(name, watch.elapsed(), "", result);
     }
 
     /// Counts a step that ran beside others, and shows its output.
@@ -48,10 +52,10 @@ impl Steps {
         result: Result<Outcome>,
     ) {
         println!("== {name}\n{}", printed.trim_end());
-        self.count(name, took, result);
+        self.count(name, took, printed, result);
     }
 
-    fn count(&mut self, name: &str, took: Duration, result: Result<Outcome>) {
+    fn count(&mut self, name: &str, took: Duration, printed: &str, result: Result<Outcome>) {
         let seconds = took.as_secs_f64();
         match result {
             Ok(Outcome::Passed) => {
@@ -60,8 +64,11 @@ impl Steps {
             }
             Ok(Outcome::NotRun(reason)) => println!("-- {name}: not run: {reason}"),
             Err(error) => {
-                self.failed.push(name.to_owned());
                 println!("-- {name}: FAILED, {seconds:.1} s\n{error:#}");
+                let text = format!("{}\n{error:#}", printed.trim_end());
+                let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+                let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
+                self.failed.push((name.to_owned(), last));
             }
         }
     }
@@ -70,16 +77,19 @@ impl Steps {
     #[must_use]
     pub(crate) fn summary(&self) -> String {
         let mut text = String::new();
-        for name in &self.failed {
+        for (name, _) in &self.failed {
             text.push_str(&format!("failed: {name}\n"));
         }
         text.push_str(&format!("{} passed, {} failed", self.passed, self.failed.len()));
         text
     }
 
-    /// Prints the summary. True when nothing failed and something ran.
+    /// Prints the ends of failed steps and the summary. True when nothing failed and something ran.
     #[must_use]
     pub(crate) fn finish(&self) -> bool {
+        for (name, last) in &self.failed {
+            println!("== the end of {name}\n{last}");
+        }
         println!("{}", self.summary());
         self.failed.is_empty() && self.passed > 0
     }
@@ -98,6 +108,16 @@ mod tests {
         steps.run("fourth", || Ok(Outcome::Passed));
         assert_eq!(steps.summary(), "failed: second\n2 passed, 1 failed");
         assert!(!steps.finish());
+    }
+
+    #[test]
+    fn the_last_lines_of_a_failed_step_are_kept() {
+        let mut steps = Steps::new();
+        let printed: String = (0..100).map(|line| format!("line {line}\n")).collect();
+        steps.ended("long", Duration::ZERO, &printed, Err(anyhow::anyhow!("broken on purpose")));
+        let (_, last) = &steps.failed[0];
+        assert_eq!(last.lines().count(), LAST_LINES);
+        assert!(last.ends_with("line 99\nbroken on purpose"), "{last}");
     }
 
     #[test]
