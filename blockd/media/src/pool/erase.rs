@@ -102,7 +102,7 @@ impl Erasing {
 
 /// Whether the device at a path is one of the pool. It is only read; none where nothing is there.
 fn holds(path: &Path, pool_id: &[u8; 16]) -> Result<bool, PoolError> {
-    if !path.exists() {
+    if !path.try_exists().map_err(PoolError::io("find", path))? {
         return Ok(false);
     }
     let mut device = Offline::open(&[path.to_path_buf()], Access::Look, Duration::ZERO)?;
