@@ -18,6 +18,7 @@ use super::super::output::Output;
 use super::super::output::table::{Side, Table};
 use super::super::transfer::progress::Progress;
 use super::super::{Context, amount, answers, size_argument};
+use super::create::path_argument;
 use super::fold::LOOK;
 pub(crate) use add::{Add, Replace};
 
@@ -175,7 +176,7 @@ impl Remove {
     ) -> Result<(bool, RemovePoolDeviceResponse), Error> {
         let begun = Clock::start();
         let rate_bytes = self.rate_bytes()?;
-        let path = self.path.display().to_string();
+        let path = path_argument(&self.path)?;
         let ask = |action: DeviceRemoval| RemovePoolDeviceRequest {
             name: self.pool.clone(),
             path: path.clone(),

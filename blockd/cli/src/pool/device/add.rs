@@ -123,7 +123,7 @@ impl Replace {
         let remove = Remove { path: old, pool, rate, abort: false, no_wait, wait };
         remove.rate_bytes()?;
         let new = path_argument(&new)?;
-        let old = remove.path.display().to_string();
+        let old = path_argument(&remove.path)?;
         let added = add(context, &remove.pool, new.clone(), old).await?;
         let removed = remove.carry_out(context).await;
         let (changed, answer) = removed.map_err(|error| {
