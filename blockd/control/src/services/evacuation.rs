@@ -1,5 +1,6 @@
 //! Devices that leave a pool.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use blockd_media::error::{Error, shown};
 use blockd_media::units::{human, to_wire};
 
 use super::errors::pool_error;
+use super::joining::{answered, checked_path};
 use super::{Control, EventKind, blocking};
 
 /// The device that is leaving, as a client gets it.
@@ -31,8 +33,8 @@ pub(super) fn evacuation(
 
 /// The device of the pool that the path of a request leads to.
 pub(super) async fn membership(handle: &PoolHandle, path: &str) -> Result<Membership, Error> {
-    let (found, named) = (handle.clone(), PathBuf::from(path));
-    let found = blocking(move || Ok::<_, Error>(found.membership_of(&named))).await?;
+    let (found, named) = (handle.clone(), checked_path(path)?);
+    let found = answered(path, move || Ok(found.membership_of(&named))).await?;
     if let Some(membership @ (Membership::At(_) | Membership::Left)) = found {
         return Ok(membership);
     }
@@ -55,7 +57,7 @@ pub(super) fn check_may_leave(
     }
     if let Some(other) = leaving.filter(|other| *other != place) {
         let other = handle.path_at(other).unwrap_or_default();
-        let problem = format!("is leaving: wait, or abort that ({})", shown(handle.name()));
+        let problem = "is leaving: wait, or keep it with `blockd pool device remove --abort`";
         return Err(Error::in_use(other.display().to_string(), problem));
     }
     Ok(())
@@ -78,8 +80,9 @@ impl Control {
             return Err(Error::missing("path", "the path of a device of the pool"));
         }
         let mut changed = false;
+        // Until the answer: a device that is about to join may pass for one that has left.
+        let _one = self.0.growing_pools.lock(&name).await;
         if action != DeviceRemoval::Unspecified {
-            let _one = self.0.growing_pools.lock(&name).await;
             let leaving = handle.evacuation(None).await.map_err(failed)?.device;
             let command = match (membership(&handle, &asked.path).await?, action) {
                 (Membership::At(device), DeviceRemoval::Abort) => {
@@ -107,7 +110,7 @@ impl Control {
         };
         if state == PoolDeviceState::Left {
             // Before the answer, which says that the device may go.
-            self.forget_departed(&handle).await?;
+            self.forget_departed_now(&handle).await?;
         }
         if changed {
             let (pool, path, left) = (shown(&name), shown(&asked.path), human(status.left));
@@ -126,22 +129,28 @@ impl Control {
         Ok(v1::RemovePoolDeviceResponse { changed, name, evacuation, state: state.into() })
     }
 
-    /// Releases the devices that have left the pool. A pool that is remembered is opened without
-    /// them from now on.
-    pub(super) async fn forget_departed(&self, handle: &PoolHandle) -> Result<(), Error> {
+    /// Releases the devices that have left the pool, and returns them by their numbers. A pool that
+    /// is remembered is opened without them from now on.
+    pub(super) async fn forget_departed(
+        &self,
+        handle: &PoolHandle,
+    ) -> Result<BTreeMap<usize, PathBuf>, Error> {
         // A device that is about to join may pass for one that has left for a moment.
         let _one = self.0.growing_pools.lock(handle.name()).await;
-        self.forget_departed_now(handle).await
+        self.forget_departed_now(handle).await?;
+        let departed = handle.departed();
+        Ok(departed.map(|(number, device)| (number, device.info().path.clone())).collect())
     }
 
     /// The same while nothing else changes the pool's devices.
     pub(super) async fn forget_departed_now(&self, handle: &PoolHandle) -> Result<(), Error> {
-        let path_of = |device: &Arc<Device>| device.info().path.clone();
+        let path_of = |(_, device): (usize, &Arc<Device>)| device.info().path.clone();
         // One may have been added again.
-        let used: Vec<PathBuf> = handle.used_devices().map(|(_, device)| path_of(device)).collect();
+        let used: Vec<PathBuf> = handle.used_devices().map(path_of).collect();
         let gone = handle.departed().map(path_of).filter(|path| !used.contains(path));
         let gone: Vec<PathBuf> = gone.collect();
         if gone.is_empty() {
+            handle.departed().for_each(|(_, device)| device.unlock());
             return Ok(());
         }
         let (served, pool, paths) = (Arc::clone(&self.0.served), handle.clone(), gone.clone());
@@ -158,7 +167,7 @@ impl Control {
             known.config.devices.retain(|device| !gone.contains(&device.path));
             known.config.spares.retain(|device| !gone.contains(&device.path));
         }
-        handle.departed().for_each(|device| device.unlock());
+        handle.departed().for_each(|(_, device)| device.unlock());
         Ok(())
     }
 }

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockd_api::v1;
 use blockd_engine::pool::{Membership, PoolHandle};
 use blockd_media::Device;
 use blockd_media::error::{Error, shown};
-use blockd_media::pool::{PoolSpec, identity, is_there};
+use blockd_media::pool::{PoolError, PoolSpec, identity, is_there};
 use blockd_media::units::{human, to_wire};
 
 use super::errors::pool_error;
@@ -29,7 +30,25 @@ struct Candidate {
     is_new: bool,
 }
 
-fn checked_path(text: &str) -> Result<PathBuf, Error> {
+/// Waiting for the file system of a path, while calls that change the pool's devices wait.
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+/// Waiting for the lock of a device that is to join, likewise.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
+
+/// Runs what looks at a path on a thread where that does no harm, and waits for it for a limited
+/// time. What it would have returned later is dropped: a device is closed, and its lock is gone.
+pub(super) async fn answered<T: Send + 'static>(
+    path: &str,
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let done = tokio::time::timeout(ANSWER_LIMIT, blocking(work)).await;
+    done.unwrap_or_else(|_| {
+        let problem = format!("does not answer within {} s", ANSWER_LIMIT.as_secs());
+        Err(Error::in_use(path, problem))
+    })
+}
+
+pub(super) fn checked_path(text: &str) -> Result<PathBuf, Error> {
     let path = PathBuf::from(text);
     if !path.is_absolute() || text.contains('\0') {
         return Err(Error::invalid("path", text, "an absolute path"));
@@ -54,6 +73,7 @@ fn check(config: &PoolConfig, spec: &PoolSpec, pool_id: &[u8], path: &Path) -> R
              zero its first and last 2 MiB, make a new file, or name another one"
             .to_owned(),
         Ok(Some(id)) => format!("holds a device of another pool, {}: name another one", hex(&id)),
+        Err(error @ PoolError::Io { .. }) => return Err(pool_error(&config.name, error)),
         Err(_) => "holds a pool that can't be read: name another one".to_owned(),
     };
     Err(Error::in_use(shown_path, problem))
@@ -73,7 +93,7 @@ impl Control {
         let handle = self.pool(&name)?;
         let leaving = handle.evacuation(None).await.map_err(|error| pool_error(&name, error))?;
         let (open, named) = (handle.clone(), path.clone());
-        let found = blocking(move || Ok(open.find_device(&named))).await?;
+        let found = answered(&asked.path, move || Ok(open.find_device(&named))).await?;
         self.check_replaced(&handle, &asked, found.map(|one| one.1), leaving.device).await?;
         let candidate = match found {
             Some((_, Membership::At(place))) if leaving.device == Some(place) => {
@@ -82,9 +102,16 @@ impl Control {
                 return Err(Error::in_use(asked.path, problem));
             }
             Some((_, Membership::At(_))) => {
+                // The list of added devices may have been lost since.
+                let known = self.known(&name)?.config;
+                if known.devices.iter().chain(&known.spares).all(|device| device.path != path) {
+                    self.change_added(&handle, &path, true).await?;
+                }
                 return Ok(v1::AddPoolDeviceResponse { changed: false, name, gained_bytes: 0 });
             }
             Some((number, Membership::Spare)) => {
+                let spare = path.clone();
+                answered(&asked.path, move || refuse_foreign(&spare)).await?;
                 let spare = handle.open_devices().nth(number).zip(u8::try_from(number).ok());
                 let gone = || Error::not_found("path", &asked.path);
                 let (device, number) = spare.ok_or_else(gone)?;
@@ -147,14 +174,20 @@ impl Control {
         let (others, pool) = (self.devices_of_others(&name), handle.clone());
         let runtime_dir = self.0.options.runtime_dir.clone();
         let path = path.to_owned();
-        let device = blocking(move || {
+        let asked = shown_path.clone();
+        let device = answered(&asked, move || {
             let spec = spec(&config, &runtime_dir);
             check(&config, &spec, &pool.id(), &path)?;
             refuse_aliases(&config, others)?;
             refuse_owned(std::slice::from_ref(&path))?;
             let one = spec.devices.first().ok_or_else(|| Error::not_found("path", &shown_path))?;
-            let opened = pool.open_later(one, spec.lock_wait);
-            let device = opened.map_err(|error| pool_error(&config.name, error))?;
+            let opened = pool.open_later(one, spec.lock_wait.min(LOCK_LIMIT));
+            let device = opened.map_err(|error| match error {
+                PoolError::Locked { .. } => {
+                    Error::in_use(&shown_path, "is locked by another process: stop that first")
+                }
+                other => pool_error(&config.name, other),
+            })?;
             // Once more, now that it is locked.
             refuse_foreign(&path).inspect_err(|_| device.unlock())?;
             Ok(device)

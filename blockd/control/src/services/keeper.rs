@@ -1,12 +1,10 @@
 //! Keeps an eye on the space of each pool: says when it runs short, and finds more.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_engine::pool::{Policy, PoolHandle, SpaceChange, SpaceState};
-use blockd_media::Device;
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::human;
@@ -37,7 +35,7 @@ struct Keeper {
     /// The last reported free space below the pool.
     below: Option<u64>,
     /// The devices that have left and are noted; `None` before the first look.
-    departed: Option<BTreeSet<PathBuf>>,
+    departed: Option<BTreeSet<usize>>,
     /// The number of reported times of waiting.
     notified_blocked: usize,
     /// More space is being looked for. The search may take as long as a hook may, and changes are
@@ -155,21 +153,20 @@ impl Keeper {
     /// Notes devices that have left, also before the pool was opened: the note may have failed.
     async fn note_departed(&mut self) {
         let handle = &self.finder.handle;
-        let path = |device: &Arc<Device>| device.info().path.clone();
-        let departed: BTreeSet<PathBuf> = handle.departed().map(path).collect();
+        let departed: BTreeSet<usize> = handle.departed().map(|(number, _)| number).collect();
         if self.departed.as_ref() == Some(&departed) {
             return;
         }
         let pool = handle.name();
         match self.finder.control.forget_departed(handle).await {
-            Ok(()) => {
-                let noted = self.departed.replace(departed.clone());
-                for path in &departed {
+            Ok(departed) => {
+                let noted = self.departed.replace(departed.keys().copied().collect());
+                for (number, path) in &departed {
                     let text = format!("device {} has left pool {}", path.display(), shown(pool));
                     match &noted {
                         // It had left when the pool was opened.
                         None => tracing::info!(pool, "{text}"),
-                        Some(noted) if noted.contains(path) => {}
+                        Some(noted) if noted.contains(number) => {}
                         Some(_) => self.publish(EventKind::DeviceLeft, text),
                     }
                 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use blockd_engine::pool::PoolHandle;
 use blockd_media::error::{Error, ErrorKind};
 use blockd_media::pool::{PoolError, PoolSpec, boot_id, identity, is_there};
-use blockd_media::{DeviceKind, DeviceSpec};
+use blockd_media::{DeviceKind, DeviceSpec, same_device};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -115,10 +115,10 @@ impl ServedPools {
         let _one = self.writing.lock();
         let mut all: Vec<ServedPool> = self.file.read()?;
         // Under another name it is the same pool.
-        let same = all.iter().find(|one| one.id == pool.id);
+        let before = all.iter().find(|one| one.name == pool.name && one.id == pool.id).cloned();
+        let same = before.as_ref().or_else(|| all.iter().find(|one| one.id == pool.id));
         let pool =
             ServedPool { added: same.map(|one| one.added.clone()).unwrap_or_default(), ..pool };
-        let before = all.iter().find(|one| one.name == pool.name && one.id == pool.id).cloned();
         if before.as_ref().is_some_and(|before| before.says_the_same(&pool)) {
             return Ok(());
         }
@@ -240,15 +240,15 @@ impl ServedPools {
         if pool.added == before { Ok(()) } else { self.file.write(all) }
     }
 
-    /// A pool with the devices that were added to it by calls, among its spares: one that has
-    /// joined the pool is found to be a device of it, and one that was about to has not.
+    /// A pool with the devices that were added to it by calls, among its spares: those that have
+    /// joined the pool are found to be devices of it when it is opened. Blocks.
     pub(super) fn with_added(&self, config: &PoolConfig) -> Result<PoolConfig, Error> {
-        let all: Vec<ServedPool> = self.file.read()?;
-        let added = all.into_iter().find(|one| one.name == config.name).map(|one| one.added);
+        // Under another name in the configuration it is the same pool.
+        let added = self.seen(config)?.map(|one| one.added);
         let mut config = config.clone();
         for path in added.unwrap_or_default() {
             let mut known = config.devices.iter().chain(&config.spares);
-            if known.all(|device| device.path != path) {
+            if known.all(|device| device.path != path && !same_device(&device.path, &path)) {
                 config.spares.extend(added_device(&config, path));
             }
         }

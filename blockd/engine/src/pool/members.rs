@@ -83,11 +83,10 @@ impl PoolHandle {
         self.shared.devices().enumerate().filter(move |(at, _)| is_used(*at))
     }
 
-    /// The open devices that have left the pool.
-    pub fn departed(&self) -> impl Iterator<Item = &Arc<Device>> {
+    /// The open devices that have left the pool, with their numbers.
+    pub fn departed(&self) -> impl Iterator<Item = (usize, &Arc<Device>)> {
         let devices = self.shared.devices().enumerate();
-        let left = devices.filter(|(at, _)| self.shared.membership(*at) == Membership::Left);
-        left.map(|(_, device)| device)
+        devices.filter(|(at, _)| self.shared.membership(*at) == Membership::Left)
     }
 
     /// How many devices are left that may join it.
