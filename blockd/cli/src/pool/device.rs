@@ -47,13 +47,13 @@ pub(crate) struct List {
 ///
 /// The device leaves the pool: nothing new is put on it, and everything on it is moved to the other
 /// devices while volumes are used. Then the pool no longer needs it. A restart of the daemon in
-/// between only delays that. One device leaves at a time. The first device, which holds the log,
-/// can't leave, nor can a device whose data has no room on the others. A device with unreadable
-/// blocks that are in use leaves when these are deleted or discarded.
+/// between delays that, and ends the command. One device leaves at a time. The first device, which
+/// holds the log, can't leave, nor can a device whose data has no room on the others. A device with
+/// unreadable blocks that are in use leaves when these are deleted or discarded.
 ///
 /// Ctrl-C or the end of --wait ends this command only: the daemon continues. Once the device has
-/// left, take it out of the daemon's configuration, if it is named there. The daemon keeps it open
-/// until the pool is closed or the daemon ends.
+/// left, take it out of the daemon's configuration, if it is named there. The daemon releases its
+/// lock, and has it open until the pool is closed or the daemon ends.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool device remove /dev/sdc --rate 100M\n  \
                   blockd pool device remove /dev/sdc --abort")]
