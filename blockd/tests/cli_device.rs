@@ -312,7 +312,7 @@ fn a_device_that_can_not_be_added_is_refused_by_name_and_stays_as_it_is() {
         (&tail, 7, "holds something that is not a pool"),
         (&side, 7, "belongs to pool side"),
         (&lost, 7, "holds a device of another pool"),
-        (&small, 3, "small"),
+        (&small, 3, "from 3 to 2^36 extents of"),
         (&folder, 3, "a regular file or a block device"),
         ("/nowhere/disk", 4, "/nowhere/disk does not exist"),
     ] {

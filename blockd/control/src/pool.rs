@@ -113,7 +113,7 @@ pub(crate) async fn grow(
 /// is none. Not to be called while the pool is extended otherwise.
 ///
 /// # Errors
-/// If the device holds anything at its front, or the pool refuses.
+/// If the device holds anything at its ends, or the pool refuses.
 pub(crate) async fn add_spare(handle: &PoolHandle) -> Result<Option<(PathBuf, u64)>, PoolError> {
     let Some((at, spare)) = handle.next_spare() else { return Ok(None) };
     let gained = join(handle, at, &spare).await?;
@@ -124,21 +124,22 @@ pub(crate) async fn add_spare(handle: &PoolHandle) -> Result<Option<(PathBuf, u6
 /// gained; `None` where the pool has it. Not to be called while the pool is extended otherwise.
 ///
 /// # Errors
-/// If the device holds anything at its front, or the pool refuses.
+/// If the device holds anything at its ends, or the pool refuses.
 pub(crate) async fn join(
     handle: &PoolHandle,
     number: u8,
     device: &Arc<Device>,
 ) -> Result<Option<u64>, PoolError> {
     let (path, looked_at) = (device.info().path.clone(), Arc::clone(device));
-    let empty = blocking(move || looked_at.is_empty_at_front()).await?;
+    let empty = blocking(move || looked_at.is_empty_at_ends()).await?;
     if !empty.map_err(PoolError::io("read", &path))? {
-        let problem = "it holds something in its first MiB, and joins no pool like that";
+        let problem = "it holds something in its first or last 2 MiB, and joins no pool like that";
         let (name, problem) = (path.display().to_string(), problem.to_owned());
         return Err(MapperError::Device { name, problem }.into());
     }
-    let device = new_device(device);
-    let done = handle.control(Control::AddDevice { handle: number, device }).await?;
+    let (new, pool, joining) = (new_device(device), handle.clone(), Arc::clone(device));
+    blocking(move || pool.remember_disk(new.uuid, &joining)).await??;
+    let done = handle.control(Control::AddDevice { handle: number, device: new }).await?;
     Ok(matches!(done, Outcome::Grown { .. }).then(|| gained(handle, &done)))
 }
 

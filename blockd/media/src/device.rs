@@ -31,9 +31,12 @@ pub use files::same_device;
 pub use lock::{claim_disk, disk_sequence, lock_below, lock_owner};
 pub use spec::{DeviceInfo, DeviceKind, DeviceSpec};
 
-/// The pages that are checked of a device that is to join a pool: partition tables, file systems
-/// and other pools have their marks there.
-const FRONT_PAGES: usize = 256;
+/// Bytes at each end of a device that are erased with a pool, and have to be zero before one has
+/// the device: superblocks and claims of ours, and marks of file systems, partitions and RAIDs, lie
+/// there.
+pub const MARKED_BYTES: u64 = 2 << 20;
+/// Pages of it that are read at a time.
+const PART_PAGES: usize = 256;
 
 /// An open device. All IO goes through this one open file description: its owner lock ends when
 /// the last IO has ended, also after the death of the process (rule R11).
@@ -317,15 +320,24 @@ impl Device {
         self.info.direct || self.memory.as_ref().is_some_and(|memory| !memory.needs_sync())
     }
 
-    /// Whether nothing was ever written to its first MiB. Blocks.
-    pub fn is_empty_at_front(&self) -> std::io::Result<bool> {
-        let mut buffer = IoBuffer::new(FRONT_PAGES).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        let bytes = buffer.as_bytes_mut();
+    /// Whether its first and last bytes, where file systems and others have their marks, are zero.
+    /// Blocks.
+    pub fn is_empty_at_ends(&self) -> std::io::Result<bool> {
+        let mut buffer = IoBuffer::new(PART_PAGES).ok_or(std::io::ErrorKind::OutOfMemory)?;
         // In whole pages, as reading past the cache has to be.
-        let length = usize::try_from(self.size() / 4096 * 4096).unwrap_or(usize::MAX);
-        let bytes = &mut bytes[..length.min(FRONT_PAGES * 4096)];
-        self.read(0, bytes)?;
-        Ok(bytes.iter().all(|&byte| byte == 0))
+        let end = self.size() / 4096 * 4096;
+        for start in [0, end.saturating_sub(MARKED_BYTES)] {
+            let parts = (start..end.min(start + MARKED_BYTES)).step_by(PART_PAGES * 4096);
+            for at in parts {
+                let length = usize::try_from(end - at).unwrap_or(usize::MAX);
+                let part = &mut buffer.as_bytes_mut()[..length.min(PART_PAGES * 4096)];
+                self.read(at, part)?;
+                if part.iter().any(|&byte| byte != 0) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// Has the page cache forget what it holds of a device that is served through it: another host

@@ -33,8 +33,8 @@ pub mod units;
 
 pub use blockd_pmem::media::Durability;
 pub use device::{
-    Device, DeviceInfo, DeviceKind, DeviceSpec, claim_disk, disk_sequence, lock_below, lock_owner,
-    same_device,
+    Device, DeviceInfo, DeviceKind, DeviceSpec, MARKED_BYTES, claim_disk, disk_sequence,
+    lock_below, lock_owner, same_device,
 };
 pub use doorbell::Doorbell;
 pub use gate::Gate;

@@ -35,6 +35,25 @@ impl Pool {
         // A partial extent at the end is not used.
         Some((extents + 1).saturating_mul(self.geometry.extent_size()) - 1)
     }
+
+    /// The record of a device that may join the pool, at this place of its table.
+    ///
+    /// # Errors
+    /// If the device is too small or too large, or its logical block is larger than a volume's.
+    pub fn check_new_device(
+        &self,
+        place: usize,
+        device: &NewDevice,
+    ) -> Result<DeviceRecord, MapperError> {
+        let record = device_record(self.geometry, place, device)?;
+        let smallest = self.volumes.read().values().map(|v| v.identity.block_size).min();
+        if smallest.is_some_and(|block| record.block_size > block) {
+            let problem =
+                format!("logical block of {} bytes is larger than a volume's", record.block_size);
+            return Err(MapperError::Device { name: device.name.clone(), problem });
+        }
+        Ok(record)
+    }
 }
 
 impl Engine {
@@ -76,13 +95,7 @@ impl Engine {
             return Ok(0);
         }
         let index = self.place_for_device(&records);
-        let record = device_record(self.pool.geometry, index, device)?;
-        let smallest = self.smallest_block();
-        if smallest.is_some_and(|block| record.block_size > block) {
-            let problem =
-                format!("logical block of {} bytes is larger than a volume's", record.block_size);
-            return Err(MapperError::Device { name: device.name.clone(), problem });
-        }
+        let record = self.pool.check_new_device(index, device)?;
         let mut handles = self.pool.handles[..records.len()].iter();
         if handles.any(|h| h.load(Ordering::SeqCst) == handle) {
             return Err(MapperError::Invalid {
@@ -113,10 +126,6 @@ impl Engine {
                 && self.pool.counts.get(*at).is_some_and(|c| c.get().is_none())
         };
         (0..records.len()).find(is_usable).unwrap_or(records.len())
-    }
-
-    fn smallest_block(&self) -> Option<u32> {
-        self.pool.volumes.read().values().map(|v| v.identity.block_size).min()
     }
 
     /// The superblock names the new extents: they can be given out.

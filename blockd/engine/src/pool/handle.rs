@@ -1,6 +1,7 @@
 //! The handle of an open pool, for other threads.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -89,6 +90,9 @@ pub(super) struct Shared {
     /// The closed pool was given up, so others may take it; or its discards take long, and it is
     /// given up when they have ended.
     pub(super) released: Released,
+    /// The delta ring's file; none where the pool is only read. A pool that was closed in order
+    /// has nothing in it.
+    pub(super) ring_file: Option<PathBuf>,
 }
 
 /// Whether a pool's thread has given the pool up, and who waits for that.

@@ -6,10 +6,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blockd_mapper::error::MapperError;
-use blockd_media::pool::{PoolError, holds_pool};
+use blockd_media::pool::storage::Disk;
+use blockd_media::pool::{PoolError, holds_pool, storage};
 use blockd_media::{Device, DeviceSpec};
 use futures_channel::oneshot;
 
+use super::devices::new_device;
 use super::handle::{Ask, PoolHandle};
 use super::lock::lock;
 use crate::stats::LATER_DEVICES;
@@ -110,6 +112,8 @@ impl PoolHandle {
         } else if !device.ends_its_writes() && all(&|one| one.ends_its_writes()) {
             "a file or disk that takes IO past the page cache, as the pool's devices do"
         } else {
+            // The pool's thread asks again; here a refused device takes no place among the open.
+            self.shared.pool.check_new_device(0, &new_device(device))?;
             return Ok(());
         };
         let value = device.info().path.display().to_string();
@@ -142,6 +146,18 @@ impl PoolHandle {
             PoolError::io("register", &device.info().path)(error)
         })?;
         Ok(number)
+    }
+
+    /// Remembers the disk of a device that is about to join the pool with this identity: after a
+    /// crash the delta ring is refused if the disk was restarted meanwhile. Blocks.
+    ///
+    /// # Errors
+    /// If the file beside the ring can't be written. The device must not join then.
+    pub fn remember_disk(&self, uuid: [u8; 16], device: &Device) -> Result<(), PoolError> {
+        let ring = self.shared.ring_file.as_deref();
+        let Some((ring, sequence)) = ring.zip(device.disk_sequence()) else { return Ok(()) };
+        let disk = Disk { uuid, sequence, path: device.info().path.clone() };
+        storage::remember_later(ring, self.open_id(), &disk)
     }
 
     /// Gives a device up that has not joined the pool and is not to.

@@ -9,6 +9,7 @@ use blockd_mapper::units::DeviceIndex;
 use blockd_media::pool::newest::superblock;
 use blockd_media::pool::ownership::Ownership;
 use blockd_media::pool::ring_file::{RingFile, ring_path};
+use blockd_media::pool::storage::Disk;
 use blockd_media::pool::{MAX_WORKERS, PoolError, PoolSpec, boot_id, storage};
 use blockd_media::{Device, Gate};
 
@@ -95,8 +96,8 @@ fn check_storage(
     open_id: u64,
 ) -> Result<Option<String>, PoolError> {
     let sequences = served.iter().filter_map(|one| {
-        let index = superblock(&one.device)?.this_device;
-        one.device.disk_sequence().map(|sequence| (index.0, sequence))
+        let sequence = one.device.disk_sequence()?;
+        Disk::of(&superblock(&one.device)?, sequence, &one.device.info().path)
     });
     let sequences: Vec<_> = sequences.collect();
     let problem = storage::check(spec, ring, newest, &boot_id()?, &sequences)?;

@@ -84,8 +84,6 @@ pub(super) struct PoolThread {
     closed: bool,
     /// The pool has failed, and the thread is to end when its IO has.
     abandoned: bool,
-    /// The delta ring's file. A pool that was closed in order has nothing in it.
-    ring_file: Option<PathBuf>,
     ownership: Ownership,
 }
 
@@ -130,6 +128,7 @@ impl PoolThread {
             window: Arc::default(),
             media: parking_lot::Mutex::new(vec![Arc::clone(&seen)]),
             released: Released::default(),
+            ring_file,
         });
         let (send, asks) = mailbox(MAX_WAITING);
         let (to_discard, discards) = bounded(MAX_DISCARDS);
@@ -162,7 +161,6 @@ impl PoolThread {
             reported_failure: false,
             closed: false,
             abandoned: false,
-            ring_file,
             ownership,
         };
         if let Some(gate) = thread.gate() {
@@ -187,7 +185,7 @@ impl PoolThread {
                 blockd_media::hardening::give_up(&format!("it has lost its ring: {error}"));
             }
         }
-        if let (true, Some(path)) = (self.closed, &self.ring_file) {
+        if let (true, Some(path)) = (self.closed, &self.shared.ring_file) {
             // The owner lock is still held. A file that stays does no harm but take memory.
             let _ = std::fs::remove_file(path);
             let _ = std::fs::remove_file(storage::file_of(path));

@@ -13,12 +13,9 @@ use blockd_mapper::geometry::{Geometry, PAGE_SIZE};
 use blockd_mapper::io::IoError;
 use blockd_mapper::units::DeviceIndex;
 
-use super::{Access, Offline, PoolError};
+use crate::device::MARKED_BYTES;
 
-/// Bytes at the beginning and the end of a device that are erased, and have to be zero before a
-/// pool is made on it: superblocks and claims of ours, and marks of file systems, partitions and
-/// RAIDs, lie there.
-pub const MARKED_BYTES: u64 = 2 << 20;
+use super::{Access, Offline, PoolError};
 
 /// Zeroes that are written at a time.
 const PIECE_BYTES: u64 = 64 << 10;

@@ -17,7 +17,7 @@ mod spec;
 pub mod storage;
 
 pub use boot::boot_id;
-pub use erase::{Erasing, MARKED_BYTES};
+pub use erase::Erasing;
 pub use error::PoolError;
 pub use find::{exists, holds_pool, identity};
 pub use offline::{Access, Offline, kind_of};

@@ -12,6 +12,7 @@ use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::DeviceIndex;
 
 use super::ring_file::RingFile;
+use super::storage::Disk;
 use super::{MAX_WORKERS, Offline, PoolError, PoolSpec, storage};
 use crate::pool::boot_id;
 use crate::pool::ring_file::ring_path;
@@ -68,7 +69,8 @@ fn check_storage(
         let device = DeviceIndex(index);
         let Some(found) = newest_copy(devices, device, &present) else { continue };
         let sequence = devices.disk_sequence(device);
-        sequences.extend(sequence.map(|sequence| (found.this_device.0, sequence)));
+        let path = Path::new(&present.name);
+        sequences.extend(sequence.and_then(|sequence| Disk::of(&found, sequence, path)));
         if newest.as_ref().is_none_or(|newest| newest.generation < found.generation) {
             newest = Some(found);
         }

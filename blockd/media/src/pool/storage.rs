@@ -3,9 +3,10 @@
 //! A disk that restarts forgets its write cache. The delta ring then names data that never reached
 //! the media. The kernel counts disks as they appear, and a disk that was removed and added again
 //! has another number; a file beside the ring remembers the numbers, for as long as the ring lives.
+//! Lines in it have the identity of an open, that of a device, and the number.
 
-use std::fmt::Write as _;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use blockd_mapper::error::MapperError;
@@ -13,11 +14,34 @@ use blockd_mapper::format::superblock::Superblock;
 
 use super::{PoolError, PoolSpec};
 
-/// Largest file that is read: two lines for each of 16 devices, some 40 bytes each, and room.
+/// Largest file that is read: two lines for each of 16 devices, one for each that was added, some
+/// 70 bytes each, and room.
 const MAX_BYTES: u64 = 1 << 14;
 
-/// A device's number in the pool, and the kernel's sequence number of its disk.
-pub type Sequence = (u8, u64);
+/// A pool's device on a disk that the kernel counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// The device's identity in the pool.
+    pub uuid: [u8; 16],
+    /// The kernel's sequence number of the disk.
+    pub sequence: u64,
+    /// Where it lies, for messages.
+    pub path: PathBuf,
+}
+
+impl Disk {
+    /// The disk of a device whose superblock was found; none where it names no such device.
+    #[must_use]
+    pub fn of(found: &Superblock, sequence: u64, path: &Path) -> Option<Self> {
+        let record = found.devices.as_slice().get(usize::from(found.this_device.0))?;
+        Some(Self { uuid: record.uuid, sequence, path: path.to_owned() })
+    }
+
+    fn line(&self, open_id: u64) -> String {
+        let (uuid, sequence) = (u128::from_be_bytes(self.uuid), self.sequence);
+        format!("{open_id:016x} {uuid:032x} {sequence}\n")
+    }
+}
 
 /// The file of a delta ring.
 pub fn file_of(ring: &Path) -> PathBuf {
@@ -32,7 +56,7 @@ pub fn check(
     ring: &Path,
     newest: &Superblock,
     boot_id: &[u8; 16],
-    present: &[Sequence],
+    present: &[Disk],
 ) -> Result<Option<String>, PoolError> {
     if newest.clean || newest.boot_id != *boot_id {
         return Ok(None);
@@ -44,7 +68,7 @@ pub fn check(
 }
 
 /// Describes the first disk that was restarted since the open with this id.
-fn restarted(ring: &Path, open_id: u64, present: &[Sequence]) -> Result<Option<String>, PoolError> {
+fn restarted(ring: &Path, open_id: u64, present: &[Disk]) -> Result<Option<String>, PoolError> {
     let path = file_of(ring);
     let text = match fs::metadata(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -52,41 +76,46 @@ fn restarted(ring: &Path, open_id: u64, present: &[Sequence]) -> Result<Option<S
         _ => fs::read_to_string(&path).map_err(PoolError::io("read", &path))?,
     };
     let recorded = text.lines().filter_map(|line| parse(line, open_id));
-    let differs = recorded.into_iter().find_map(|(index, before)| {
-        let now = present.iter().find(|(other, _)| *other == index)?.1;
-        (now != before).then(|| {
+    let differs = recorded.into_iter().find_map(|(uuid, before)| {
+        let Disk { sequence: now, path, .. } = present.iter().find(|disk| disk.uuid == uuid)?;
+        (*now != before).then(|| {
+            let path = path.display();
             format!(
-                "has a delta ring from before the disk of device {index} was restarted (disk \
-                 sequence number {before}, now {now}), and what the disk's write cache held may be \
-                 lost"
+                "has a delta ring from before the disk {path} was restarted (disk sequence number \
+                 {before}, now {now}), and what the disk's write cache held may be lost"
             )
         })
     });
     Ok(differs)
 }
 
-fn parse(line: &str, open_id: u64) -> Option<Sequence> {
+fn parse(line: &str, open_id: u64) -> Option<([u8; 16], u64)> {
     let mut fields = line.split(' ');
     let of_open = fields.next() == Some(format!("{open_id:016x}").as_str());
-    let sequence = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    of_open.then_some(sequence)
+    let uuid = u128::from_str_radix(fields.next()?, 16).ok()?;
+    let sequence = fields.next()?.parse().ok()?;
+    of_open.then_some((uuid.to_be_bytes(), sequence))
 }
 
 /// Remembers the disks for the opens with these ids: a crash while a pool is opened leaves either.
-pub fn remember(ring: &Path, open_ids: &[u64], present: &[Sequence]) -> Result<(), PoolError> {
+pub fn remember(ring: &Path, open_ids: &[u64], present: &[Disk]) -> Result<(), PoolError> {
     let path = file_of(ring);
     if present.is_empty() {
         // A pool in files. Numbers of an earlier open count for that one alone.
         return Ok(());
     }
-    let mut text = String::new();
-    for open_id in open_ids {
-        for (index, sequence) in present {
-            let _ = writeln!(text, "{open_id:016x} {index} {sequence}");
-        }
-    }
+    let lines = open_ids.iter().flat_map(|id| present.iter().map(|disk| disk.line(*id)));
+    let text: String = lines.collect();
     let next = path.with_extension("next");
     let written = fs::write(&next, text).and_then(|()| fs::rename(&next, &path));
+    written.map_err(PoolError::io("write", &path))
+}
+
+/// Remembers one more disk for the open with this id, before a device on it joins the pool.
+pub fn remember_later(ring: &Path, open_id: u64, disk: &Disk) -> Result<(), PoolError> {
+    let path = file_of(ring);
+    let opened = fs::File::options().create(true).append(true).open(&path);
+    let written = opened.and_then(|mut file| file.write_all(disk.line(open_id).as_bytes()));
     written.map_err(PoolError::io("write", &path))
 }
 
@@ -94,20 +123,28 @@ pub fn remember(ring: &Path, open_ids: &[u64], present: &[Sequence]) -> Result<(
 mod tests {
     use super::*;
 
+    fn disk(device: u8, sequence: u64) -> Disk {
+        Disk { uuid: [device; 16], sequence, path: format!("/dev/{device}").into() }
+    }
+
     #[test]
     fn only_a_disk_with_another_number_for_the_same_open_was_restarted() {
         let name = format!("blockd-storage-{}", std::process::id());
         let ring = std::env::temp_dir().join(name);
-        assert_eq!(restarted(&ring, 7, &[(0, 1)]).unwrap(), None, "nothing is remembered");
-        remember(&ring, &[7, 8], &[(0, 1), (1, 2)]).unwrap();
-        let now = |open_id, present: &[Sequence]| restarted(&ring, open_id, present).unwrap();
-        assert_eq!(now(7, &[(1, 2), (0, 1)]), None);
-        assert_eq!(now(8, &[(0, 1)]), None, "a device without a number");
-        assert_eq!(now(9, &[(0, 3)]), None, "another open");
+        assert_eq!(restarted(&ring, 7, &[disk(0, 1)]).unwrap(), None, "nothing is remembered");
+        remember(&ring, &[7, 8], &[disk(0, 1), disk(1, 2)]).unwrap();
+        let now = |open_id, present: &[Disk]| restarted(&ring, open_id, present).unwrap();
+        assert_eq!(now(7, &[disk(1, 2), disk(0, 1)]), None);
+        assert_eq!(now(8, &[disk(0, 1)]), None, "a device without a number");
+        assert_eq!(now(9, &[disk(0, 3)]), None, "another open");
         for open_id in [7, 8] {
-            let problem = now(open_id, &[(0, 1), (1, 3)]).unwrap();
-            assert!(problem.contains("device 1") && problem.contains("2, now 3"), "{problem}");
+            let problem = now(open_id, &[disk(0, 1), disk(1, 3)]).unwrap();
+            assert!(problem.contains("/dev/1") && problem.contains("2, now 3"), "{problem}");
         }
+        remember_later(&ring, 8, &disk(2, 4)).unwrap();
+        assert_eq!(now(8, &[disk(0, 1), disk(2, 4)]), None);
+        let problem = now(8, &[disk(0, 1), disk(2, 5)]).unwrap();
+        assert!(problem.contains("/dev/2"), "a disk of a device that was added: {problem}");
         fs::remove_file(file_of(&ring)).unwrap();
     }
 }
