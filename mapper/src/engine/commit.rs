@@ -150,7 +150,8 @@ impl Engine {
         let mut room = self.wal.free().min(self.commit.max_blocks as u64);
         let durable = self.durable();
         let mut full = false;
-        while let Some(slot) = self.next_slot(cut) {
+        let mut run = None;
+        while let Some(slot) = self.next_slot(cut, &mut run) {
             let Some(record) = self.commit.heads[slot].take() else { break };
             if record.lsn > durable && !self.log(&record, &mut room) {
                 self.commit.heads[slot] = Some(record);
@@ -180,22 +181,40 @@ impl Engine {
         }
     }
 
-    /// The slot whose next record has the lowest LSN, if that is within the cut.
-    fn next_slot(&mut self, cut: Lsn) -> Option<usize> {
+    /// The slot whose next record has the lowest LSN, if that is within the cut. A run names a slot
+    /// and the LSN up to which no other slot has a record, so that not all slots are read for each
+    /// record. What is published meanwhile is behind the cut.
+    fn next_slot(&mut self, cut: Lsn, run: &mut Option<(usize, Lsn)>) -> Option<usize> {
+        if let Some((slot, end)) = *run
+            && self.head_of(slot).is_some_and(|lsn| lsn <= end)
+        {
+            return Some(slot);
+        }
         let mut best: Option<(Lsn, usize)> = None;
+        let mut end = cut;
         for slot in 0..self.pool.ring.slots() {
             if active(Mutation::CaptureOneSlot) && slot != 0 && slot != self.pool.tuning.workers {
                 continue;
             }
-            if self.commit.heads[slot].is_none() {
-                self.commit.heads[slot] = self.pool.ring.read(slot, self.commit.positions[slot]);
-            }
-            let Some(record) = &self.commit.heads[slot] else { continue };
-            if record.lsn <= cut && best.is_none_or(|(lsn, _)| record.lsn < lsn) {
-                best = Some((record.lsn, slot));
+            let Some(lsn) = self.head_of(slot).filter(|lsn| *lsn <= end) else { continue };
+            match best {
+                Some((lowest, _)) if lowest < lsn => end = lsn,
+                lower => {
+                    end = lower.map_or(cut, |(lsn, _)| lsn);
+                    best = Some((lsn, slot));
+                }
             }
         }
+        *run = best.map(|(_, slot)| (slot, end));
         best.map(|(_, slot)| slot)
+    }
+
+    /// The LSN of a slot's next record.
+    fn head_of(&mut self, slot: usize) -> Option<Lsn> {
+        if self.commit.heads[slot].is_none() {
+            self.commit.heads[slot] = self.pool.ring.read(slot, self.commit.positions[slot]);
+        }
+        self.commit.heads[slot].as_ref().map(|record| record.lsn)
     }
 
     /// Adds a record to the block being built, or to the next. `false`: no room in the log.
