@@ -104,9 +104,9 @@ enum Action {
     },
     /// The mapper on a real file through io_uring; arguments go to its binary
     Pump(Forwarded),
-    /// A virtual machine with the daemon in it runs a workload (fs, kill, power, logwrites, stress,
-    /// demo, thin, space, csi, health, pmem, safety, neighbours) or a script; arguments go to its
-    /// binary
+    /// A virtual machine with the daemon in it runs a workload (fs, kill, power, moves, logwrites,
+    /// stress, demo, thin, space, csi, health, pmem, safety, neighbours) or a script; arguments go
+    /// to its binary
     Vm(Forwarded),
     /// A file system in a thin volume, the daemon killed meanwhile, every file compared
     Demo {

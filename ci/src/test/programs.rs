@@ -29,13 +29,14 @@ const BUSY: [Program; 6] = [
 
 /// Programs that use less than one core. Short forms share the two kernels among them; the longest
 /// come first.
-const WAITING: [Program; 18] = [
+const WAITING: [Program; 19] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),
     ("vm", &["pmem", "--short", "--kernel", "6.12"], &["pmem"]),
     ("vm", &["kill", "--short", "--kernel", "7"], &["kill"]),
     ("vm", &["space", "--short", "--kernel", "6.12"], &["space"]),
     ("vm", &["power", "--short", "--kernel", "7"], &["power"]),
+    ("vm", &["moves", "--short", "--kernel", "7"], &["moves"]),
     ("vm", &["stress", "--short", "--kernel", "6.12"], &["stress"]),
     ("vm", &["thin", "--short", "--kernel", "6.12"], &["thin"]),
     ("vm", &["health", "--short", "--kernel", "7"], &["health"]),

@@ -31,6 +31,8 @@ enum Workload {
     Kill(RunArguments),
     /// The machine dies, and its disk forgets what was not flushed
     Power(RunArguments),
+    /// The same while devices are added to the pool and taken out of it
+    Moves(RunArguments),
     /// The pool as it was at every flush, and disks that fail
     Logwrites(RunArguments),
     /// Many devices, devices in use, little memory
@@ -102,6 +104,8 @@ enum Inside {
     Power {
         #[arg(long)]
         last: bool,
+        #[arg(long)]
+        moves: bool,
     },
     Logwrites {
         #[arg(long)]
@@ -215,6 +219,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Fs(form) => each("fs", form, workload::fs::run),
         Workload::Kill(form) => each("kill", form, workload::kill::run),
         Workload::Power(form) => each("power", form, workload::power::run),
+        Workload::Moves(form) => each("moves", form, workload::power::run_moves),
         Workload::Logwrites(form) => each("logwrites", form, workload::logwrites::run),
         Workload::Stress(form) => each("stress", form, workload::stress::run),
         Workload::Space(form) => each("space", form, workload::space::run),
@@ -228,7 +233,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Inside { seed, what } => match what {
             Inside::Fs { seconds } => workload::fs::inside(*seconds, *seed),
             Inside::Kill { pool, kills } => workload::kill::inside(pool, *kills, *seed),
-            Inside::Power { last } => workload::power::inside(*last, *seed),
+            Inside::Power { last, moves } => workload::power::inside(*last, *moves, *seed),
             Inside::Logwrites { millis } => workload::logwrites::inside(*millis, *seed),
             Inside::Flakey => workload::logwrites::flakey(),
             Inside::Stress { rounds, devices } => {

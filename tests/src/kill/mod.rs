@@ -192,7 +192,7 @@ impl<'a> Rounds<'a> {
         let mut daemon = Daemon::new("kill", &settings)?;
         daemon.start()?;
         let mut rng = fastrand::Rng::with_seed(options.seed);
-        let moves = options.moves.then(|| Moves::new(&daemon, rng.u64(..))).transpose()?;
+        let moves = options.moves.then(|| Moves::new(&daemon, None, rng.u64(..))).transpose()?;
         let sub_block = 4096;
         let mut volumes = Vec::new();
         for number in 0..options.volumes {
@@ -220,7 +220,7 @@ impl<'a> Rounds<'a> {
         let died = std::thread::scope(|scope| {
             let churning = scope.spawn(|| churn.run(daemon, &control));
             let changing = scope.spawn(|| family.run(daemon, &over));
-            let moving = moves.map(|moves| scope.spawn(|| moves.run(daemon, &control)));
+            let moving = moves.map(|moves| scope.spawn(|| moves.run(daemon, &over)));
             std::thread::sleep(pause);
             let signal = if in_order { Signal::SIGTERM } else { Signal::SIGKILL };
             control.ending.store(in_order, Ordering::Relaxed);
@@ -237,7 +237,11 @@ impl<'a> Rounds<'a> {
                     Err(_) => bail!("a thread of volumes that come and go panicked"),
                 }
             }
-            ensure!(moving.is_none_or(|thread| thread.join().is_ok()), "moving panicked");
+            match moving.map(std::thread::ScopedJoinHandle::join) {
+                Some(Ok(result)) => result?,
+                Some(Err(_)) => bail!("a thread of devices that come and go panicked"),
+                None => {}
+            }
             Ok(died)
         })?;
         let runs = if in_order { self.ended_in_order() } else { self.bury(died) };

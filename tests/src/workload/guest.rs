@@ -42,15 +42,14 @@ pub fn daemon(pool: &Path, lines: &str) -> Result<Daemon> {
 }
 
 /// The same with small extents, so that snapshots share many of them, and commits that come soon: a
-/// fold may have to wait for one.
+/// fold may have to wait for one. The lines are of the pool.
 ///
 /// # Errors
 /// As [`daemon`].
-pub fn daemon_with_small_extents(pool: &Path) -> Result<Daemon> {
-    let lines = "extent_size = \"64K\"\ncommit_interval = \"100ms\"\n";
+pub fn daemon_with_small_extents(pool: &Path, lines: &str) -> Result<Daemon> {
     start(Settings {
         pool: Some(pool.to_path_buf()),
-        pool_lines: lines.to_owned(),
+        pool_lines: format!("extent_size = \"64K\"\ncommit_interval = \"100ms\"\n{lines}"),
         ..Settings::default()
     })
 }

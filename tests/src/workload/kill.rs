@@ -132,7 +132,7 @@ fn table(seed: u64) -> String {
 /// # Errors
 /// At the first thing that is wrong.
 pub fn inside(pool: &Path, kills: u64, seed: u64) -> Result<()> {
-    let mut daemon = guest::daemon_with_small_extents(pool)?;
+    let mut daemon = guest::daemon_with_small_extents(pool, "")?;
     let (mut volumes, targets) = (Vec::new(), Arc::new(Targets::default()));
     for (name, id) in [("one", 1), ("two", 2)] {
         let volume = guest::add(&daemon, name, id, VOLUME)?;

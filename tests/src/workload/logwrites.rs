@@ -196,7 +196,7 @@ pub fn inside(millis: u64, seed: u64) -> Result<()> {
         "dmsetup create --noudevsync logged --table \
          \"0 $(blockdev --getsz /dev/vda) log-writes /dev/vda /dev/vdb\"; dmsetup mknodes",
     )?;
-    let mut daemon = guest::daemon_with_small_extents(Path::new("/dev/mapper/logged"))?;
+    let mut daemon = guest::daemon_with_small_extents(Path::new("/dev/mapper/logged"), "")?;
     let volume = guest::add(&daemon, "oracle", ID, VOLUME)?;
     // The log has a FUA write before older writes that no flush has covered yet: of two to the same
     // place, one after the other, it would have the wrong one last.

@@ -1,7 +1,9 @@
 //! `power`: the machine is switched off in the middle of everything, and its disk loses the data
 //! that was not flushed. Data that was flushed through the daemon is there after the next boot.
+//!
+//! `moves`: the same while devices are added to the pool and taken out of it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,12 +21,15 @@ use super::rounds::{self, Figures, Rounds, Targets};
 use super::{Run, device_of, guest, sparse};
 use crate::kill::content::{Generation, SECTOR};
 use crate::kill::family::{Family, Met};
+use crate::kill::moves::{self, Moves};
 use crate::kill::volume::Volume;
 use crate::vm::Drive;
 use crate::vm::forgetful::Disk;
 
 /// Bytes of the disk of the pool.
 const DISK: u64 = 1 << 30;
+/// The other disks of a pool whose devices come and go.
+const OTHERS: [&str; 2] = ["/dev/vdc", "/dev/vdd"];
 /// Bytes of the volume under the oracle, and of that with a file system.
 const VOLUME: u64 = 16 << 20;
 const FILES: u64 = 64 << 20;
@@ -40,22 +45,49 @@ const MET: &str = "met ";
 const ROUNDS: &str = "rounds ";
 /// The guest's message when entries became composite and were folded.
 const FOLDED: &str = "entries were folded";
+/// Precedes the figures of devices that come and go, each time they are counted.
+const MOVES: &str = "moves ";
+/// The guest's message when a device is leaving.
+const LEAVING: &str = "a device is leaving";
 
 /// The host's half.
 ///
 /// # Errors
 /// When anything that was flushed is not there, or a boot does not get on.
 pub fn run(run: &Run) -> Result<String> {
-    let cuts = run.either(3, 100);
+    cut_often(run, run.either(3, 100), false)
+}
+
+/// The host's half with devices that come and go.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_moves(run: &Run) -> Result<String> {
+    cut_often(run, run.either(2, 20), true)
+}
+
+fn cut_often(run: &Run, cuts: u64, moves: bool) -> Result<String> {
     let folder = Folder::new("power")?;
-    let (pool, book) = (sparse(&folder, "pool", DISK)?, sparse(&folder, "ledger", ledger::SIZE)?);
-    let disk = Disk::new(&pool, &folder.path().join("socket"), run.seed)?;
-    let vm = run.machine("power")?.drive(disk.drive()).drive(Drive::File(book));
+    let book = sparse(&folder, "ledger", ledger::SIZE)?;
+    let forgetful = |name: &str, bytes| {
+        let file = sparse(&folder, name, bytes)?;
+        Disk::new(&file, &folder.path().join(format!("{name}-socket")), run.seed)
+    };
+    let mut disks = vec![forgetful("pool", if moves { moves::FIRST } else { DISK })?];
+    if moves {
+        disks.extend([forgetful("one", moves::OTHER)?, forgetful("two", moves::OTHER)?]);
+    }
+    let mut vm = run.machine("power")?.drive(disks[0].drive()).drive(Drive::File(book));
+    for disk in &disks[1..] {
+        vm = vm.drive(disk.drive());
+    }
+    let words = if moves { "power --moves" } else { "power" };
+    let mut coming = Coming::default();
     let mut rng = fastrand::Rng::with_seed(run.seed);
     let (mut lost, mut early, mut total, mut met) = (0, 0, [0; 4], Met::default());
     let (mut figures, mut folded) = (Figures::default(), false);
     for number in 0..cuts {
-        let mut running = vm.start(&run.inside("power"))?;
+        let mut running = vm.start(&run.inside(words))?;
         // One in five dies before it has found everything.
         let is_early = rng.u8(..5) == 0 && (folded || number + 1 < cuts);
         let wait = if is_early { rng.u64(..2500) } else { rng.u64(100..3000) };
@@ -66,29 +98,71 @@ pub fn run(run: &Run) -> Result<String> {
             running.wait_for(FOLDED)?;
             folded = true;
         }
+        if !is_early && moves {
+            running.wait_for(LEAVING)?;
+        }
+        // A device with little on it has soon left.
+        let wait = if moves { wait / 4 } else { wait };
         std::thread::sleep(Duration::from_millis(wait));
         let output = running.cut().with_context(|| format!("cut {number}"))?;
         let failure = output.text.lines().find(|line| line.contains("workload: "));
         ensure!(failure.is_none(), "before cut {number}:\n{}", output.text);
         met = met.with(add(&mut total, &output.text)?);
         figures = figures.with(counted(&output.text));
-        lost += disk.cut()?.lost;
+        coming.add(&output.text);
+        for disk in &disks {
+            lost += disk.cut()?.lost;
+        }
     }
-    let output = vm.run(&run.inside("power --last"))?;
+    let output = vm.run(&run.inside(&format!("{words} --last")))?;
     met = met.with(add(&mut total, &output.text)?);
     figures = figures.with(counted(&output.text));
     let [durable, open, files, snapshots] = total;
     // With few cuts, the disk may have had nothing to forget.
     let forgot = lost > 0 || run.is_short();
     ensure!(durable > 0 && forgot && files > 0, "nothing was shown: {total:?}, {lost}");
-    ensure!(run.is_short() || met.is_complete(), "not met by a cut: {met}");
+    // A hundred cuts meet each kind of command.
+    ensure!(run.is_short() || moves || met.is_complete(), "not met by a cut: {met}");
     ensure!(run.is_short() || snapshots > 0, "no snapshot was there after a cut: {figures}");
     figures.expect_folds()?;
+    coming.add(&output.text);
+    let mut said = String::new();
+    if moves {
+        let both = coming.met > 0 && coming.left > 0;
+        let is_seen = both || run.is_short() && coming.met + coming.left > 0;
+        ensure!(is_seen, "no cut met a device that was leaving, or none left: {coming:?}");
+        said = format!(
+            "; {} devices left and {} stayed after all, {} cuts met one that was leaving",
+            coming.left, coming.aborted, coming.met
+        );
+    }
     Ok(format!(
         "{cuts} cuts, {early} of them during the start; the disk forgot {lost} sectors; {durable} \
          flushed changes found, {open} others judged, {files} durable files found; cuts met {met}; \
-         {figures}, {snapshots} compared after a cut; 0 lost, every file system recovered"
+         {figures}, {snapshots} compared after a cut; 0 lost, every file system recovered{said}"
     ))
+}
+
+/// Devices that come and go, over all boots.
+#[derive(Clone, Copy, Debug, Default)]
+struct Coming {
+    left: u64,
+    aborted: u64,
+    /// Cuts while a device was leaving.
+    met: u64,
+}
+
+impl Coming {
+    /// Adds the figures that a boot printed last.
+    fn add(&mut self, text: &str) {
+        let last = text.lines().rev().find(|line| line.starts_with(MOVES) || *line == LEAVING);
+        self.met += u64::from(last == Some(LEAVING));
+        let mut lines = text.lines().rev().filter_map(|line| line.strip_prefix(MOVES));
+        let figures = lines.next().unwrap_or_default().split(' ');
+        for (sum, word) in [&mut self.left, &mut self.aborted].into_iter().zip(figures) {
+            *sum += word.parse().unwrap_or(0);
+        }
+    }
 }
 
 /// The figures that a boot printed last, as a whole.
@@ -113,10 +187,10 @@ fn add(total: &mut [u64; 4], text: &str) -> Result<Met> {
 ///
 /// # Errors
 /// When something else is there.
-pub fn inside(last: bool, seed: u64) -> Result<()> {
+pub fn inside(last: bool, moves: bool, seed: u64) -> Result<()> {
     let book = Path::new("/dev/vdb");
     println!("{OPENING}");
-    let daemon = guest::daemon_with_small_extents(Path::new("/dev/vda"))?;
+    let (daemon, mut moves) = start(moves)?;
     guest::add_device(&daemon, "oracle", VOLUME)?;
     guest::add_device(&daemon, "files", FILES)?;
     let mut disk = Vec::new();
@@ -161,10 +235,13 @@ pub fn inside(last: bool, seed: u64) -> Result<()> {
     // Until the power is cut, or something fails.
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let changing = [
+        let mut changing = vec![
             scope.spawn(|| family.run(&daemon, &over).map_err(anyhow::Error::from)),
             scope.spawn(|| rounds.run(&daemon, &over)),
         ];
+        if let Some(moves) = &mut moves {
+            changing.push(scope.spawn(|| moves.run(&daemon, &over)));
+        }
         let ended = || changing.iter().any(|thread| thread.is_finished());
         let written = write_files(&files, written, || load.failed() || ended());
         over.store(true, Ordering::Relaxed);
@@ -175,6 +252,31 @@ pub fn inside(last: bool, seed: u64) -> Result<()> {
         written?;
         load.stop()
     })
+}
+
+/// A daemon whose pool lies on the first disk, or also on others that come and go.
+fn start(moves: bool) -> Result<(Daemon, Option<Moves>)> {
+    let pool = Path::new("/dev/vda");
+    if !moves {
+        return Ok((guest::daemon_with_small_extents(pool, "")?, None));
+    }
+    // The list of added devices is gone with the machine.
+    let [one, two] = OTHERS;
+    let lines = format!(
+        "spare_devices = [\"{one}\", \"{two}\"]\n\
+         [pool.space]\nlow = \"off\"\nvery_low = \"off\"\n"
+    );
+    let daemon = guest::daemon_with_small_extents(pool, &lines)?;
+    let mut moves = Moves::new(&daemon, Some(OTHERS.map(PathBuf::from)), fastrand::u64(..))?;
+    let report = |moves: &Moves, leaving| {
+        println!("{MOVES}{} {}", moves.left, moves.aborted);
+        if leaving {
+            println!("{LEAVING}");
+        }
+    };
+    report(&moves, false);
+    moves.report = Some(report);
+    Ok((daemon, Some(moves)))
 }
 
 /// Snapshots of both volumes that come and go, those of the one under the oracle in the ledger.
