@@ -23,6 +23,8 @@ const SECONDS: f64 = 5.0;
 const BEFORE: usize = 7;
 /// The latency before, beside the one meanwhile: it may double.
 const TARGET: f64 = 0.5;
+/// Runs at the least until the device has left: fewer say nothing.
+const LEAST: usize = 5;
 /// Runs at the most until the device has left.
 const MOST: usize = 400;
 
@@ -123,6 +125,8 @@ pub fn measure(jobs: &Jobs, place: &Place<'_>) -> Result<Option<Outcome>> {
     }
     // It ended in the middle of the last one.
     meanwhile.pop();
+    let runs = meanwhile.len();
+    ensure!(runs >= LEAST, "the device has left within {runs} runs: use a larger volume");
     Ok(Some(Outcome { size: place.size, rate, before, meanwhile }))
 }
 

@@ -101,8 +101,12 @@ fn cut_often(run: &Run, cuts: u64, moves: bool) -> Result<String> {
         if !is_early && moves {
             running.wait_for(LEAVING)?;
         }
-        // A device with little on it has soon left.
-        let wait = if moves { wait / 4 } else { wait };
+        // Every other cut comes before the device has left: little is on it.
+        let wait = match (moves, rng.bool()) {
+            (true, true) => wait / 8,
+            (true, false) => wait * 3,
+            (false, _) => wait,
+        };
         std::thread::sleep(Duration::from_millis(wait));
         let output = running.cut().with_context(|| format!("cut {number}"))?;
         let failure = output.text.lines().find(|line| line.contains("workload: "));
