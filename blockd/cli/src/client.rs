@@ -48,6 +48,7 @@ calls! {
     close_pool: ClosePoolRequest -> ClosePoolResponse;
     delete_pool: DeletePoolRequest -> DeletePoolResponse;
     export_pool: ExportPoolRequest -> ExportPoolResponse;
+    rename_pool: RenamePoolRequest -> RenamePoolResponse;
     import_pool: ImportPoolRequest -> ImportPoolResponse;
     create_volume: CreateVolumeRequest -> CreateVolumeResponse;
     add_volume: AddVolumeRequest -> AddVolumeResponse;

@@ -165,7 +165,7 @@ mod tests {
         for (path, id) in NEW {
             assert!(!is_completed(path, id), "{path:?} {id}");
         }
-        let known: [(&[&str], &str); 9] = [
+        let known: [(&[&str], &str); 10] = [
             (&["show"], "name"),
             (&["show"], "pool"),
             (&["snapshot"], "volumes"),
@@ -174,6 +174,7 @@ mod tests {
             (&["space"], "names"),
             (&["export"], "since"),
             (&["pool", "show"], "pool"),
+            (&["pool", "rename"], "pool"),
             (&["pool", "feature", "enable"], "pool"),
         ];
         for (path, id) in known {

@@ -8,6 +8,7 @@ mod feature;
 mod fold;
 mod hand_on;
 mod map;
+mod rename;
 
 use blockd_api::v1::{self, GetPoolRequest, ListPoolsRequest, PoolState};
 use blockd_media::error::Error;
@@ -28,6 +29,7 @@ pub(crate) use feature::Feature;
 pub(crate) use fold::Fold;
 pub(crate) use hand_on::{Export, Import};
 pub(crate) use map::Map;
+pub(crate) use rename::Rename;
 
 /// List, show, make, open, close, delete, find, check and repair pools
 ///
@@ -41,6 +43,7 @@ pub(crate) enum Pool {
     Create(Create),
     Open(Open),
     Close(Close),
+    Rename(Rename),
     Delete(Delete),
     Export(Export),
     Import(Import),
@@ -96,6 +99,7 @@ impl Pool {
             Self::Create(create) => create.run(context).await,
             Self::Open(open) => open.run(context).await,
             Self::Close(close) => close.run(context).await,
+            Self::Rename(rename) => rename.run(context).await,
             Self::Delete(delete) => delete.run(context).await,
             Self::Export(export) => export.run(context).await,
             Self::Import(import) => import.run(context).await,

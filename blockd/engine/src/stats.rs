@@ -173,7 +173,7 @@ fn upper_end(bucket: usize) -> u64 {
     if power >= 2 { base + (part + 1) * (base >> 2) } else { base * 2 }
 }
 
-/// The name of a volume, which may be renamed while it is counted.
+/// The name of a pool or volume, which may be renamed while it is counted.
 #[derive(Debug, Default)]
 pub struct SharedName(RwLock<String>);
 
@@ -212,7 +212,7 @@ impl fmt::Display for SharedName {
 #[derive(Debug, Default)]
 pub struct VolumeStats {
     /// The pool's name.
-    pub pool: String,
+    pub pool: SharedName,
     /// The volume's name.
     pub volume: SharedName,
     /// The worker's number.

@@ -268,12 +268,12 @@ fn devices(snapshot: &mut Snapshot, pool: &PoolHandle) {
 }
 
 fn requests(snapshot: &mut Snapshot, all: &[Arc<VolumeStats>]) {
-    let mut volumes: BTreeMap<(&str, String), Vec<&VolumeStats>> = BTreeMap::new();
+    let mut volumes: BTreeMap<(String, String), Vec<&VolumeStats>> = BTreeMap::new();
     for stats in all {
-        volumes.entry((&stats.pool, stats.volume.get())).or_default().push(stats);
+        volumes.entry((stats.pool.get(), stats.volume.get())).or_default().push(stats);
     }
     for ((pool, volume), workers) in &volumes {
-        let (pool, volume) = (*pool, volume.as_str());
+        let (pool, volume) = (pool.as_str(), volume.as_str());
         let sum = |of: &dyn Fn(&VolumeStats) -> u64| workers.iter().map(|one| of(one)).sum();
         for op in Op::ALL {
             let labels = [pool, volume, op.name()];

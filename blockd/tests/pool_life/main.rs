@@ -1,4 +1,5 @@
-//! Pools that are closed, opened, deleted, exported and imported while a daemon serves others.
+//! Pools that are closed, opened, renamed, deleted, exported and imported while a daemon serves
+//! others.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "test code")]
 
@@ -8,6 +9,7 @@ mod closing;
 mod deleting;
 mod failed;
 mod handing_on;
+mod renaming;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -93,7 +95,7 @@ fn client(daemon: &Daemon, pool: &str, volume: &str) -> Client {
     connect_patient(daemon, &format!("{pool}/{volume}"))
 }
 
-/// A client of the other pool, which writes and reads until it is stopped.
+/// A client of another volume, which writes and reads until it is stopped.
 struct Traffic {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
@@ -102,9 +104,13 @@ struct Traffic {
 
 impl Traffic {
     fn start(daemon: &Daemon) -> Self {
+        Self::start_in(daemon, "default")
+    }
+
+    fn start_in(daemon: &Daemon, pool: &str) -> Self {
         const BLOCK: usize = 64 << 10;
-        daemon.ok(&["add", "--nbd", "--size", "8M", "other"]);
-        let mut client = client(daemon, "default", "other");
+        daemon.ok(&["add", "--nbd", "--size", "8M", "--pool", pool, "other"]);
+        let mut client = client(daemon, pool, "other");
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (ends, counts) = (Arc::clone(&stop), Arc::clone(&done));
         let thread = std::thread::spawn(move || {
@@ -114,7 +120,7 @@ impl Traffic {
                 let (at, bytes) = (round % 128 * BLOCK as u64, pattern(BLOCK, round));
                 client.write(at, &bytes, round.is_multiple_of(16)).unwrap();
                 client.read(at, &mut read).unwrap();
-                assert!(read == bytes, "the other pool returned other bytes");
+                assert!(read == bytes, "the volume returned other bytes");
                 counts.fetch_add(1, Ordering::SeqCst);
             }
         });

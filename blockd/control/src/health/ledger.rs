@@ -224,6 +224,22 @@ impl Ledger {
         changed
     }
 
+    /// Keeps the states of a pool that has another name now, and of its volumes.
+    pub fn rename_pool(&mut self, former: &str, name: &str) {
+        let renamed = |mut subject: Subject| {
+            if subject.pool == *former {
+                name.clone_into(&mut subject.pool);
+            }
+            subject
+        };
+        let states = std::mem::take(&mut self.states).into_iter();
+        self.states = states.map(|(subject, state)| (renamed(subject), state)).collect();
+        let budgets = std::mem::take(&mut self.budgets).into_iter();
+        let budgets = budgets
+            .map(|((subject, code, object), budget)| ((renamed(subject), code, object), budget));
+        self.budgets = budgets.collect();
+    }
+
     /// Forgets pools and volumes that are gone: they are not reported any more.
     pub fn retain(&mut self, is_there: impl Fn(&Subject) -> bool) {
         self.states.retain(|subject, _| is_there(subject));

@@ -64,7 +64,7 @@ impl Control {
         let handle = self.pool(pool)?;
         let size = rounded(&handle, size, from_wire(create.limit_bytes, 0)?)?;
         let wish = asked.attach.as_ref().map(wish);
-        let _guard = self.lock(pool, name).await;
+        let _guard = self.lock(&handle, name).await;
         self.check_parts(&handle, name, asked.configure.as_ref(), wish.as_ref())?;
         let created = self.create_locked(&handle, name, size, block_size).await;
         let mut done = Done { created: created.map_err(unchanged)?, ..Done::default() };

@@ -218,6 +218,41 @@ impl Attachments {
         .await
     }
 
+    /// Has the attachments of the pool with this identity follow it to another name, all of them or
+    /// none. Returns how many there were.
+    pub(super) async fn rename_pool(
+        &self,
+        former: String,
+        id: String,
+        name: String,
+    ) -> Result<usize, Error> {
+        let this = Arc::clone(&self.0);
+        let attached = self.clone();
+        super::blocking(move || {
+            let mut log = this.log.lock();
+            let (mut changes, mut gone) = (Vec::new(), Vec::new());
+            for one in attached.of_pool(&former) {
+                let record = one.record.clone();
+                if !record.pool_id.is_empty() && record.pool_id != id {
+                    continue;
+                }
+                gone.push(Change::Detached(former.clone(), record.volume.clone()));
+                // A volume that has one by the new name was attached since.
+                if attached.get(&name, &record.volume).is_none() {
+                    let (pool, pool_id) = (name.clone(), id.clone());
+                    changes.push(Change::Attached(Record { pool, pool_id, ..record }));
+                }
+            }
+            let count = gone.len();
+            changes.extend(gone);
+            // As lines, a crash could leave some of them.
+            log.replace_next();
+            this.change(&mut log, changes)?;
+            Ok(count)
+        })
+        .await
+    }
+
     /// Lets clients connect again to the volumes of a pool that was closed.
     pub(super) fn renew(&self, pool: &str) {
         for (place, attachment) in self.0.present.write().iter_mut() {

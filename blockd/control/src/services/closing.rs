@@ -124,7 +124,7 @@ impl Control {
         let all: Vec<_> = handle.mapper().summaries().into_iter().map(|one| one.name).collect();
         // Nothing attaches, detaches or recovers one of them meanwhile. Those of other pools have
         // other locks.
-        let guards = self.lock_all(name, &all).await;
+        let guards = self.lock_all(&handle, &all).await;
         let attached = self.0.attachments.of_pool(name);
         let volumes: Vec<_> = attached.iter().map(|one| one.record.volume.clone()).collect();
         refuse_to_close(&known, &attached, how)?;
@@ -360,7 +360,7 @@ mod tests {
             client.create_volume(CreateVolumeRequest { pool, ..create(name, MIB) }).await.unwrap();
         }
         // Closing the pool waits for a call on one of its volumes.
-        let busy = rig.control.lock("q", "v100").await;
+        let busy = rig.control.lock(&rig.control.pool("q").unwrap(), "v100").await;
         let control = rig.control.clone();
         let closing = tokio::spawn(async move { control.close_pool("q", How::Shutdown).await });
         let pool = "q".to_owned();

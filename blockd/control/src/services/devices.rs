@@ -264,7 +264,8 @@ impl Control {
 
     /// True if the volume's device is served now and was not.
     pub(super) async fn recover_one(&self, record: Record) -> Result<bool, Error> {
-        let _guard = self.lock(&record.pool, &record.volume).await;
+        let Ok(pool) = self.pool(&record.pool) else { return Ok(false) };
+        let _guard = self.lock(&pool, &record.volume).await;
         // Since it was looked up, it may have been detached: a device made now would be an orphan.
         let present = self.0.attachments.get(&record.pool, &record.volume);
         let Some(present) = present.filter(|present| present.record.id == record.id) else {

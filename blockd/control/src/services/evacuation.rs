@@ -70,7 +70,6 @@ impl Control {
         asked: &v1::RemovePoolDeviceRequest,
     ) -> Result<v1::RemovePoolDeviceResponse, Error> {
         let handle = self.pool(&asked.name)?;
-        let name = handle.name().to_owned();
         let failed = |error| pool_error(handle.name(), error);
         let rate = u64::try_from(asked.rate_bytes).map_err(|_| {
             Error::invalid("rate_bytes", asked.rate_bytes, "0 or more bytes a second")
@@ -81,7 +80,8 @@ impl Control {
         }
         let mut changed = false;
         // Until the answer: a device that is about to join may pass for one that has left.
-        let _one = self.0.growing_pools.lock(&name).await;
+        let _one = self.lock_devices_of(&handle).await;
+        let name = handle.name().to_owned();
         if action != DeviceRemoval::Unspecified {
             let leaving = handle.evacuation(None).await.map_err(failed)?.device;
             let command = match (membership(&handle, &asked.path).await?, action) {
@@ -136,7 +136,7 @@ impl Control {
         handle: &PoolHandle,
     ) -> Result<BTreeMap<usize, PathBuf>, Error> {
         // A device that is about to join may pass for one that has left for a moment.
-        let _one = self.0.growing_pools.lock(handle.name()).await;
+        let _one = self.lock_devices_of(handle).await;
         self.forget_departed_now(handle).await?;
         let departed = handle.departed();
         Ok(departed.map(|(number, device)| (number, device.info().path.clone())).collect())

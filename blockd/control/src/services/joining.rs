@@ -89,8 +89,8 @@ impl Control {
         let path = checked_path(&asked.path)?;
         let _name = self.0.making_pools.lock(&name).await;
         let _place = self.0.making_pools.lock(&asked.path).await;
-        let _one = self.0.growing_pools.lock(&name).await;
         let handle = self.pool(&name)?;
+        let _one = self.lock_devices_of(&handle).await;
         let leaving = handle.evacuation(None).await.map_err(|error| pool_error(&name, error))?;
         let (open, named) = (handle.clone(), path.clone());
         let found = answered(&asked.path, move || Ok(open.find_device(&named))).await?;

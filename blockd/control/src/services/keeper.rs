@@ -69,7 +69,7 @@ impl Control {
         size: Option<u64>,
     ) -> Result<u64, Error> {
         let handle = self.pool(pool)?;
-        let _one = self.0.growing_pools.lock(handle.name()).await;
+        let _one = self.lock_devices_of(&handle).await;
         let gained = pool::grow(&handle, device, size).await;
         let gained = gained.map_err(|error| pool_error(handle.name(), error))?;
         if gained > 0 {
@@ -132,7 +132,7 @@ impl Keeper {
         let (mut writes, mut longest) = (0, 0);
         self.finder.control.data_path().each_volume(&mut |one| {
             let blocked = one.blocked.get();
-            if blocked > 0 && one.pool == self.finder.handle.name() {
+            if blocked > 0 && one.pool.is(self.finder.handle.name()) {
                 writes += blocked;
                 longest = one.blocked_ns.get().max(longest);
             }
@@ -302,8 +302,8 @@ impl Finder {
         if self.handle.spare_count() == 0 {
             return false;
         }
+        let _one = self.control.lock_devices_of(&self.handle).await;
         let name = self.handle.name();
-        let _one = self.control.0.growing_pools.lock(name).await;
         match pool::add_spare(&self.handle).await {
             Ok(Some((path, gained))) => {
                 let text = format!(
@@ -345,7 +345,7 @@ impl Finder {
         }
         let mut gained = 0;
         for device in 0..self.handle.devices().len() {
-            match self.control.grow_pool(pool, device, None).await {
+            match self.control.grow_pool(self.handle.name(), device, None).await {
                 Ok(more) => gained += more,
                 Err(error) => tracing::warn!(pool, device, %error, "a device can't grow"),
             }
@@ -417,7 +417,7 @@ mod tests {
         let mut events = rig.control.events().reader(false, "p".to_owned());
         let mut keeper = keeper(&rig, &opened.handle);
         let of = |pool: &str, seconds: u64| {
-            let stats = VolumeStats { pool: pool.to_owned(), ..VolumeStats::default() };
+            let stats = VolumeStats { pool: pool.to_owned().into(), ..VolumeStats::default() };
             stats.blocked.set(u64::from(seconds > 0) * 3);
             stats.blocked_ns.set(seconds * 1_000_000_000);
             std::sync::Arc::new(stats)

@@ -269,7 +269,7 @@ impl Control {
         let leaving = handle.evacuation(None).await.map_err(|error| pool_error(&name, error))?;
         let mut blocked_writes = 0_u64;
         self.data_path().each_volume(&mut |one| {
-            if one.blocked.get() > 0 && one.pool == name {
+            if one.blocked.get() > 0 && one.pool.is(&name) {
                 blocked_writes = blocked_writes.saturating_add(one.blocked.get());
             }
         });

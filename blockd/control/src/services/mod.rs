@@ -35,6 +35,7 @@ mod pools;
 mod regions;
 mod releases;
 mod renaming;
+mod renaming_pools;
 mod served;
 mod server;
 mod service;
@@ -54,6 +55,8 @@ mod tests_of_devices;
 #[cfg(test)]
 mod tests_of_direct;
 #[cfg(test)]
+mod tests_of_pool_names;
+#[cfg(test)]
 mod tests_of_renaming;
 #[cfg(test)]
 mod tests_of_snapshots;
@@ -70,12 +73,12 @@ use blockd_media::clock::{Clock, wall_seconds};
 use blockd_media::error::Error;
 use blockd_serve::ublk::control::Devices;
 use parking_lot::RwLock;
-use tokio::sync::OwnedMutexGuard;
 
 use crate::config::{HealthConfig, PoolConfig, SpaceConfig};
 use crate::node::NodeId;
 
 use attachments::Attachments;
+use making::{Lock, VolumeLocks};
 use state_file::StateFile;
 
 pub use attachments::remembered_devices;
@@ -142,9 +145,9 @@ struct Inner {
     space_of_new_pools: RwLock<SpaceConfig>,
     /// A pool is opened or created once at a time, and so is what is at a path.
     making_pools: making::NamedLocks,
-    /// A pool is extended once at a time.
+    /// A pool is extended once at a time. By the pool's identity.
     growing_pools: making::NamedLocks,
-    /// One operation at a time on each volume.
+    /// One operation at a time on each volume. By the identity of its pool, which may be renamed.
     volumes: making::NamedLocks,
     ready: AtomicBool,
     stopping: AtomicBool,
@@ -387,24 +390,28 @@ impl Control {
         }
     }
 
-    /// Keeps others from doing something with this volume meanwhile.
-    async fn lock(&self, pool: &str, name: &str) -> OwnedMutexGuard<()> {
-        self.0.volumes.lock(&self.lock_name(pool, name)).await
+    /// Keeps others from doing something with this volume meanwhile, and its pool's name.
+    async fn lock(&self, pool: &PoolHandle, name: &str) -> VolumeLocks {
+        self.lock_all(pool, [name]).await
     }
 
     /// The same for several volumes of a pool. A caller that holds a lock takes no other.
     async fn lock_all(
         &self,
-        pool: &str,
+        pool: &PoolHandle,
         names: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Vec<OwnedMutexGuard<()>> {
-        let names = names.into_iter().map(|name| self.lock_name(pool, name.as_ref()));
-        self.0.volumes.lock_all(names.collect()).await
+    ) -> VolumeLocks {
+        self.0.volumes.lock_volumes(&hex(&pool.id()), names).await
     }
 
-    /// The name of a volume's lock: no name has a slash.
-    fn lock_name(&self, pool: &str, name: &str) -> String {
-        format!("{}/{name}", self.pool_name(pool))
+    /// Waits for calls on the pool's volumes, and keeps others back.
+    async fn lock_volumes_of(&self, pool: &PoolHandle) -> Lock {
+        self.0.volumes.lock(&hex(&pool.id())).await
+    }
+
+    /// Keeps others from changing the pool's devices meanwhile, and its name.
+    async fn lock_devices_of(&self, pool: &PoolHandle) -> Lock {
+        self.0.growing_pools.lock(&hex(&pool.id())).await
     }
 }
 

@@ -89,7 +89,7 @@ impl Control {
         };
         let space = pool::space(handle).await.map_err(|error| pool_error(&name, error))?;
         let stats = self.data_path().volume_stats();
-        let mine = || stats.iter().filter(|one| one.pool == name);
+        let mine = || stats.iter().filter(|one| one.pool.is(&name));
         let sum = |of: &dyn Fn(&VolumeStats) -> u64| {
             mine().map(|one| of(one)).fold(0, u64::saturating_add)
         };

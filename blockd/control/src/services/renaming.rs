@@ -20,7 +20,7 @@ impl Control {
         checked_name(former)?;
         check_new_name(name).map_err(|allowed| Error::invalid("new_name", name, allowed))?;
         let handle = self.pool(pool)?;
-        let _guards = self.lock_all(pool, [former, name]).await;
+        let _guards = self.lock_all(&handle, [former, name]).await;
         let changed = match (find(&handle, former), find(&handle, name)) {
             (None, None) => return Err(Error::not_found("volume", former)),
             (None, Some(_)) => false,
@@ -56,7 +56,7 @@ impl Control {
             return Err(error.with_note(&format!("volume {name} keeps its new name: {problem}")));
         }
         self.data_path().each_volume(&mut |stats| {
-            if stats.pool == pool.name() && stats.volume.is(former) {
+            if stats.pool.is(pool.name()) && stats.volume.is(former) {
                 stats.volume.set(name);
             }
         });
@@ -65,7 +65,7 @@ impl Control {
         if let Some(devices) = self.ublk().map(Arc::clone) {
             let (pool, former, name) = (pool.clone(), former.to_owned(), name.to_owned());
             blocking(move || {
-                devices.rename((&pool.id(), pool.name()), id, &former, &name);
+                devices.rename(&pool.id(), id, (pool.name(), &former), (pool.name(), &name));
                 Ok(())
             })
             .await?;

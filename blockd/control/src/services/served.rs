@@ -255,6 +255,19 @@ impl ServedPools {
         Ok(config)
     }
 
+    /// Remembers a pool by another name, durably. Blocks.
+    pub(super) fn rename(&self, former: &str, id: &str, name: String) -> Result<(), Error> {
+        let _one = self.writing.lock();
+        let mut all: Vec<ServedPool> = self.file.read()?;
+        let Some(at) = all.iter().position(|one| one.name == former && one.id == id) else {
+            return Ok(());
+        };
+        let pool = ServedPool { name, ..all.remove(at) };
+        all.retain(|one| one.name != pool.name);
+        all.push(pool);
+        self.file.write(all)
+    }
+
     /// Forgets a pool durably. Blocks.
     pub(super) fn forget(&self, name: &str) -> Result<(), Error> {
         let _one = self.writing.lock();

@@ -133,6 +133,14 @@ impl Calls for Control {
         whole(async move { control.export_pool(asked).await }).await
     }
 
+    async fn rename_pool(
+        &self,
+        asked: Request<v1::RenamePoolRequest>,
+    ) -> Answer<v1::RenamePoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.rename_pool(asked).await }).await
+    }
+
     async fn import_pool(
         &self,
         asked: Request<v1::ImportPoolRequest>,

@@ -21,7 +21,7 @@ impl Control {
     ) -> Result<(bool, v1::Volume), Error> {
         let handle = self.pool(&wanted.pool)?;
         let name = &wanted.name;
-        let _guard = self.lock(&wanted.pool, name).await;
+        let _guard = self.lock(&handle, name).await;
         let volume = existing(&handle, name)?;
         let settings = merged(volume.settings, wanted)?;
         let changed = self.configure_locked(&handle, &volume, settings).await?;

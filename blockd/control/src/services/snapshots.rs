@@ -22,7 +22,7 @@ impl Control {
         checked_members(members)?;
         let handle = self.pool(pool)?;
         let names = members.iter().flat_map(|member| [&member.volume, &member.name]);
-        let _guards = self.lock_all(pool, names).await;
+        let _guards = self.lock_all(&handle, names).await;
         let mut wanted = Vec::new();
         for member in members {
             wanted.push((existing(&handle, &member.volume)?.id, member.name.clone()));
@@ -58,7 +58,7 @@ impl Control {
     ) -> Result<(bool, v1::Volume), Error> {
         checked_new_name(name)?;
         let handle = self.pool(pool)?;
-        let _guards = self.lock_all(pool, [snapshot, name]).await;
+        let _guards = self.lock_all(&handle, [snapshot, name]).await;
         let source = existing_snapshot(&handle, snapshot)?;
         if let Some(size) = size {
             checked_size(size, source.block_size)?;
@@ -82,7 +82,7 @@ impl Control {
         force: bool,
     ) -> Result<v1::RollbackVolumeResponse, Error> {
         let handle = self.pool(pool)?;
-        let _guards = self.lock_all(pool, [snapshot, name]).await;
+        let _guards = self.lock_all(&handle, [snapshot, name]).await;
         let volume = existing(&handle, name)?;
         let source = existing_snapshot(&handle, snapshot)?;
         let before = self.describe(&handle, name).await?;

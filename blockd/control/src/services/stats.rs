@@ -29,7 +29,7 @@ impl Control {
         let mut volumes = ByVolume::new();
         for stats in self.data_path().volume_stats() {
             let wanted = |asked: &str, has: &str| asked.is_empty() || asked == has;
-            let key = (stats.pool.clone(), stats.volume.get());
+            let key = (stats.pool.get(), stats.volume.get());
             if wanted(pool, &key.0) && wanted(volume, &key.1) {
                 volumes.entry(key).or_default().push(stats);
             }

@@ -430,7 +430,7 @@ async fn changes_are_published_as_events() {
 async fn counters_are_summed_by_volume() {
     let mut rig = Rig::new().await;
     let stats = |worker| {
-        let (pool, volume) = ("default".to_owned(), "a".to_owned().into());
+        let (pool, volume) = ("default".to_owned().into(), "a".to_owned().into());
         let stats = VolumeStats { pool, volume, worker, ..Default::default() };
         stats.op(Op::Read).0.add(2);
         Arc::new(stats)

@@ -34,7 +34,7 @@ async fn rig() -> Rig {
 async fn a_volume_is_renamed_once_and_all_that_is_kept_by_name_follows() {
     let mut rig = rig().await;
     let mut events = rig.control.events().reader(false, String::new());
-    let (pool, volume) = ("default".to_owned(), "a".to_owned().into());
+    let (pool, volume) = ("default".to_owned().into(), "a".to_owned().into());
     let stats = Arc::new(VolumeStats { pool, volume, ..Default::default() });
     rig.data_path.volumes.lock().push(Arc::clone(&stats));
     rig.connect(1);

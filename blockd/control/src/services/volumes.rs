@@ -37,7 +37,7 @@ impl Control {
         checked_new_name(name)?;
         let handle = self.pool(pool)?;
         let size = rounded(&handle, size, limit)?;
-        let _guard = self.lock(pool, name).await;
+        let _guard = self.lock(&handle, name).await;
         let changed = self.create_locked(&handle, name, size, block_size).await?;
         Ok((changed, self.describe(&handle, name).await?))
     }
@@ -78,7 +78,7 @@ impl Control {
         let (pool, name, force) = (&asked.pool, &asked.name, asked.force);
         checked_name(name)?;
         let handle = self.pool(pool)?;
-        let _guard = self.lock(pool, name).await;
+        let _guard = self.lock(&handle, name).await;
         let Some(volume) = find(&handle, name) else { return Ok(Default::default()) };
         let before = self.describe(&handle, name).await?;
         if before.attached && !force && !asked.detach {
@@ -155,7 +155,7 @@ impl Control {
     ) -> Result<v1::ResizeVolumeResponse, Error> {
         let handle = self.pool(pool)?;
         let size = rounded(&handle, size, 0)?;
-        let _guard = self.lock(pool, name).await;
+        let _guard = self.lock(&handle, name).await;
         let volume = existing(&handle, name)?;
         checked_size(size, volume.block_size)?;
         if size < volume.size && !shrink {
@@ -214,7 +214,7 @@ impl Control {
         wish: AttachWish,
     ) -> Result<(bool, v1::Volume), Error> {
         let handle = self.pool(pool)?;
-        let _guard = self.lock(pool, name).await;
+        let _guard = self.lock(&handle, name).await;
         let volume = existing(&handle, name)?;
         let changed = self.attach_locked(&handle, &volume, wish).await?;
         Ok((changed, self.describe(&handle, name).await?))
@@ -276,7 +276,7 @@ impl Control {
         force: bool,
     ) -> Result<(bool, usize, v1::Volume), Error> {
         let handle = self.pool(pool)?;
-        let _guard = self.lock(pool, name).await;
+        let _guard = self.lock(&handle, name).await;
         let volume = existing(&handle, name)?;
         if !force {
             self.check_unused(&handle, &volume)?;
@@ -381,8 +381,9 @@ impl Control {
     }
 
     /// Forgets attachments of volumes that are gone from pools that are open, as after a crash in
-    /// the middle of a deletion. Those of volumes that have another name follow it.
+    /// the middle of a deletion. Those of volumes and pools that have another name follow it.
     pub async fn forget_attachments_of_missing_volumes(&self) -> Result<usize, Error> {
+        self.follow_renamed_pools().await?;
         let (mut gone, mut renamed) = (Vec::new(), Vec::new());
         for attachment in self.0.attachments.list() {
             let record = &attachment.record;

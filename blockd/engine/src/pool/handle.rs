@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 
 use super::join::OpenDevices;
 use super::keep::Keep;
+use super::name::Name;
 use crate::mailbox::{Mailbox, Undelivered};
 use crate::schedule::{VolumeShare, Window};
 use crate::stats::MediaStats;
@@ -64,7 +65,7 @@ pub struct PoolStats {
 /// State that a pool's thread and its users share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) name: String,
+    pub(super) name: Name,
     pub(super) extent_size: u64,
     pub(super) epoch: u64,
     /// Identity of this open, in each superblock that it writes.
@@ -214,10 +215,21 @@ pub struct PoolHandle {
 }
 
 impl PoolHandle {
-    /// The pool's name.
+    /// The pool's present name.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.shared.name
+        self.shared.name.get()
+    }
+
+    /// Whether its name may change once more before it is closed.
+    #[must_use]
+    pub fn may_be_renamed(&self) -> bool {
+        self.shared.name.may_change()
+    }
+
+    /// Changes its name, which is not on the media. Nothing else changes.
+    pub fn rename(&self, name: &str) {
+        self.shared.name.set(name);
     }
 
     /// The processors near its memory (P5); none where nothing is nearer than the rest.

@@ -10,6 +10,7 @@ mod join;
 mod keep;
 mod lock;
 mod members;
+mod name;
 mod open;
 mod own;
 mod thread;

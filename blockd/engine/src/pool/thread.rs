@@ -112,7 +112,7 @@ impl PoolThread {
         let doorbell = Arc::new(Doorbell::new().map_err(PoolError::io("wake", "the pool"))?);
         let seen = Arc::new(MediaStats::new(served.len(), WATCHED, clock));
         let shared = Arc::new(Shared {
-            name: spec.name.clone(),
+            name: spec.name.clone().into(),
             extent_size: pool.geometry().extent_size(),
             epoch: engine.epoch().0,
             open_id: engine.open_id(),
@@ -171,7 +171,7 @@ impl PoolThread {
 
     /// Serves until the pool is closed, or has failed and is given up.
     pub(super) fn run(mut self) {
-        blockd_media::hardening::protect_thread(&thread_name(&self.shared.name));
+        blockd_media::hardening::protect_thread(&thread_name(self.shared.name.get()));
         blockd_media::hardening::run_before_others();
         blockd_media::hardening::stay_on(&self.shared.nearby());
         let _vital = blockd_media::hardening::Vital;

@@ -142,12 +142,12 @@ impl Executor {
         true
     }
 
-    /// A pool's name.
+    /// The handle of a pool that is served.
     #[must_use]
     #[inline]
-    pub fn pool_name(&self, pool: [u8; 16]) -> Option<&str> {
+    pub fn pool(&self, pool: [u8; 16]) -> Option<&PoolHandle> {
         let part = self.pools.iter().find(|part| part.handle.id() == pool);
-        part.map(|part| part.handle.name())
+        part.map(|part| &part.handle)
     }
 
     /// Whether some device of a volume's pool is memory of this process, so that requests need

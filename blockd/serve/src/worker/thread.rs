@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use blockd_engine::backing::{Ended, Ring, RingOptions};
 use blockd_engine::mailbox::Inbox;
+use blockd_engine::pool::PoolHandle;
 use blockd_engine::schedule::Owner;
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_engine::volume::{Executor, Token};
@@ -452,18 +453,21 @@ fn duration_ns(duration: Duration) -> u64 {
 /// The counters of a volume that this worker has served before, or new ones.
 fn stats_of(
     volumes: &Mutex<Vec<Arc<VolumeStats>>>,
-    pool: &str,
+    pool: Option<&PoolHandle>,
     volume: &str,
     worker: usize,
 ) -> Arc<VolumeStats> {
     let mut volumes = volumes.lock();
-    if let Some(known) = volumes.iter().find(|one| one.pool == pool && one.volume.is(volume)) {
+    // Read under the lock: a pool that is renamed has its name first, then all counters follow.
+    let pool = pool.map(PoolHandle::name).unwrap_or_default();
+    let is_of = |one: &&Arc<VolumeStats>| one.pool.is(pool) && one.volume.is(volume);
+    if let Some(known) = volumes.iter().find(is_of) {
         return Arc::clone(known);
     }
     if volumes.len() >= MAX_STATS {
         volumes.retain(|one| Arc::strong_count(one) > 1);
     }
-    let (pool, volume) = (pool.to_owned(), volume.to_owned().into());
+    let (pool, volume) = (pool.to_owned().into(), volume.to_owned().into());
     let stats = Arc::new(VolumeStats { pool, volume, worker, ..VolumeStats::default() });
     volumes.push(Arc::clone(&stats));
     stats

@@ -75,6 +75,7 @@ control! {
         close_pool: ClosePoolRequest -> ClosePoolResponse;
         delete_pool: DeletePoolRequest -> DeletePoolResponse;
         export_pool: ExportPoolRequest -> ExportPoolResponse;
+        rename_pool: RenamePoolRequest -> RenamePoolResponse;
         import_pool: ImportPoolRequest -> ImportPoolResponse;
         grow_pool: GrowPoolRequest -> GrowPoolResponse;
         fold_pool: FoldPoolRequest -> FoldPoolResponse;

@@ -88,6 +88,11 @@ impl Log {
             .collect()
     }
 
+    /// Has the next write replace the file: its changes are there all at once.
+    pub(super) fn replace_next(&mut self) {
+        self.end = None;
+    }
+
     /// Adds changes durably. After an error they do not count; where the error came after the file
     /// was written, the next start can find them nevertheless, until another change replaces it.
     /// `all` says what is attached with these changes, and `count` how many that are.

@@ -29,7 +29,7 @@ impl Rig {
     }
 
     fn count_faults(&self, volume: &str) -> Arc<VolumeStats> {
-        let (pool, volume) = ("default".to_owned(), volume.to_owned().into());
+        let (pool, volume) = ("default".to_owned().into(), volume.to_owned().into());
         let stats = Arc::new(VolumeStats { pool, volume, ..VolumeStats::default() });
         self.data_path.volumes.lock().push(Arc::clone(&stats));
         stats

@@ -137,6 +137,30 @@ impl Book {
         }
     }
 
+    /// Gives a pool another name, and keeps what was seen, counted and acknowledged of it.
+    pub(in super::super) fn rename_pool(&self, pool: &PoolHandle, name: &str) {
+        fn moved<K: Ord + Clone, V>(map: &mut BTreeMap<K, V>, renamed: impl Fn(&K) -> Option<K>) {
+            let keys: Vec<_> =
+                map.keys().filter_map(|key| Some((key.clone(), renamed(key)?))).collect();
+            for (key, renamed) in keys {
+                if let Some(value) = map.remove(&key) {
+                    map.insert(renamed, value);
+                }
+            }
+        }
+        let mut pages = self.pages.lock();
+        let former = pool.name();
+        // Under the lock: looks find their pages by the pool's name.
+        pool.rename(name);
+        let of_pool = |one: &String| (one == former).then(|| name.to_owned());
+        let of_device = |key: &(String, usize)| Some((of_pool(&key.0)?, key.1));
+        moved(&mut pages.seen, of_pool);
+        moved(&mut pages.slow, of_device);
+        moved(&mut pages.devices, of_device);
+        moved(&mut pages.volumes, |key| Some((of_pool(&key.0)?, key.1.clone())));
+        pages.ledger.rename_pool(former, name);
+    }
+
     fn late_ns(&self) -> u64 {
         let late = (self.options.interval * LATE_INTERVALS).max(LEAST_LATE);
         u64::try_from(late.as_nanos()).unwrap_or(u64::MAX)

@@ -327,17 +327,18 @@ impl Devices {
         self.counted(thread.run(COMMAND_LIMIT, work, keep))
     }
 
-    /// The volume has another name: its device's stable name follows.
+    /// The volume or its pool has another name: its device's stable name follows. Names are those
+    /// of the pool and of the volume.
     pub fn rename(
         &self,
-        (pool, pool_name): (&[u8; 16], &str),
+        pool: &[u8; 16],
         volume: VolumeId,
-        former: &str,
-        name: &str,
+        former: (&str, &str),
+        name: (&str, &str),
     ) {
         let Some(path) = self.view(pool, volume).and_then(|view| view.path) else { return };
-        self.links.set(pool_name, name, &path);
-        self.links.remove(pool_name, former);
+        self.links.set(name.0, name.1, &path);
+        self.links.remove(former.0, former.1);
     }
 
     /// Takes away names that lead nowhere. `own` are the devices that are attached, with their

@@ -263,10 +263,10 @@ fn the_stable_name_of_a_renamed_volume_follows_it() {
     let view = devices.attach(&spec(1)).unwrap();
     let name = |name: &str| fs::read_link(rig.folder.join("names/p").join(name)).ok();
     assert_eq!(name("v1"), view.path);
-    devices.rename((&[1; 16], "p"), VolumeId(1), "v1", "other");
+    devices.rename(&[1; 16], VolumeId(1), ("p", "v1"), ("p", "other"));
     assert_eq!((name("v1"), name("other")), (None, view.path));
     // A volume without a device has no name.
-    devices.rename((&[1; 16], "p"), VolumeId(2), "v2", "v3");
+    devices.rename(&[1; 16], VolumeId(2), ("p", "v2"), ("q", "v2"));
     assert_eq!(name("v3"), None);
 }
 

@@ -104,8 +104,8 @@ impl WorkerThread {
             return;
         }
         let (worker, volumes) = (self.parts.worker, &self.shown.volumes);
-        let pool = self.executor.pool_name(spec.pool).unwrap_or_default().to_owned();
-        let stats = || stats_of(volumes, &pool, &spec.name, worker);
+        let pool = self.executor.pool(spec.pool).cloned();
+        let stats = || stats_of(volumes, pool.as_ref(), &spec.name, worker);
         let volume = match self.executor.attach(spec.pool, spec.volume, stats) {
             Ok(volume) => volume,
             Err(error) => {
@@ -132,7 +132,8 @@ impl WorkerThread {
         let stats = || {
             // Since the client came, the volume may have been renamed.
             let name = target.pool.mapper().name_of(volume);
-            stats_of(volumes, target.pool.name(), name.as_ref().unwrap_or(&target.name), worker)
+            let name = name.as_ref().unwrap_or(&target.name);
+            stats_of(volumes, Some(&target.pool), name, worker)
         };
         let attached = match self.executor.attach(pool, volume, stats) {
             Ok(attached) => attached,

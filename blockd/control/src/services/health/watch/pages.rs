@@ -322,7 +322,7 @@ pub(super) fn add_counters(sums: &mut Sums, stats: &VolumeStats) {
     if faults == [0; 2] && blocked == 0 {
         return;
     }
-    let sum = sums.entry((stats.pool.clone(), stats.volume.get())).or_default();
+    let sum = sums.entry((stats.pool.get(), stats.volume.get())).or_default();
     sum.faults = std::array::from_fn(|at| sum.faults[at].saturating_add(faults[at]));
     sum.blocked = sum.blocked.saturating_add(blocked);
     sum.blocked_ns = sum.blocked_ns.max(blocked_ns);
