@@ -178,6 +178,23 @@ fn a_pool_that_could_not_be_forgotten_keeps_its_attachments() {
     super::has_data(&case.daemon, "w");
 }
 
+/// The daemon is killed after it has forgotten the pool, and before it has forgotten where its
+/// volumes were attached.
+#[test]
+fn attachments_of_a_pool_that_was_forgotten_go_with_it() {
+    let mut case = Case::with_data();
+    let attachments = case.daemon.dir.join("attachments.json");
+    let before = fs::read(&attachments).unwrap();
+    case.daemon.ok(&["pool", "delete", "--force", "--yes", "w"]);
+    assert!(fs::read(&attachments).unwrap() != before, "nothing was attached");
+    case.daemon.kill();
+    fs::write(&attachments, before).unwrap();
+    case.daemon.start_again();
+    let elsewhere = case.daemon.dir.join("new.pool");
+    let elsewhere = elsewhere.to_str().unwrap();
+    case.daemon.ok(&["pool", "create", "w", "--path", elsewhere, "--size", "64M"]);
+}
+
 /// The daemon is killed after it has forgotten the pool, or before: never is there half a pool.
 #[test]
 fn a_pool_is_whole_or_gone_after_a_crash() {

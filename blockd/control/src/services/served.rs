@@ -184,6 +184,13 @@ impl ServedPools {
         Err(seen.missing(&config.name, &problem))
     }
 
+    /// The names of all; none where the file is lost. Blocks.
+    pub(super) fn names(&self) -> Result<Option<Vec<String>>, Error> {
+        let Some(text) = self.file.read_bytes()? else { return Ok(None) };
+        let all: Vec<ServedPool> = self.file.parse(&text)?;
+        Ok(Some(all.into_iter().map(|one| one.name).collect()))
+    }
+
     /// The stored entry of a pool: by its name, else by the pool that was served at its place, else
     /// by the name in other files of the state directory.
     fn seen(&self, config: &PoolConfig) -> Result<Option<ServedPool>, Error> {

@@ -1,5 +1,6 @@
 //! Calls on volumes. Each call can be repeated, and reports its changes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
@@ -15,7 +16,7 @@ use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};
 use super::hex;
 use super::messages::count;
-use super::{Control, EventKind};
+use super::{Control, EventKind, blocking};
 
 pub(super) use super::errors::of;
 
@@ -384,10 +385,24 @@ impl Control {
     /// the middle of a deletion. Those of volumes and pools that have another name follow it.
     pub async fn forget_attachments_of_missing_volumes(&self) -> Result<usize, Error> {
         self.follow_renamed_pools().await?;
+        let served = Arc::clone(&self.0.served);
+        let served = blocking(move || served.names()).await?;
+        // The daemon may have died while it forgot the pool.
+        let is_forgotten = |name: &str| {
+            let listed = served.as_ref().is_some_and(|names| !names.iter().any(|one| one == name));
+            listed && self.known(name).is_err()
+        };
         let (mut gone, mut renamed) = (Vec::new(), Vec::new());
         for attachment in self.0.attachments.list() {
             let record = &attachment.record;
-            let Ok(pool) = self.pool(&record.pool) else { continue };
+            let Ok(pool) = self.pool(&record.pool) else {
+                if is_forgotten(&record.pool) {
+                    let (pool, volume) = (&record.pool, &record.volume);
+                    tracing::warn!(pool, volume, "dropped an attachment: the pool was deleted");
+                    gone.push((pool.clone(), volume.clone()));
+                }
+                continue;
+            };
             let volume = find(&pool, &record.volume);
             if volume.is_some_and(|volume| record.is_of(&pool, volume.id)) {
                 continue;
