@@ -158,6 +158,7 @@ json! {
         rate_bytes,
         waits_for_space,
         errors,
+        shrinks_to_bytes,
     }
     v1::PoolFolds as folds {
         enabled,

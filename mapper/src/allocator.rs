@@ -71,6 +71,41 @@ impl Allocator {
         Ok(())
     }
 
+    /// Takes the extents from `from` on out of it, into an allocator of their own.
+    pub fn split_off(&mut self, from: PhysicalExtent) -> Result<Self, BadRegion> {
+        let (mut head, mut tail) = (Vec::new(), Vec::new());
+        for region in &self.regions {
+            if region.end() <= from.0 {
+                head.push(region.clone());
+            } else if region.first >= from.0 {
+                tail.push(region.clone());
+            } else {
+                head.push(region.part(region.first, from.0)?);
+                tail.push(region.part(from.0, region.end())?);
+            }
+        }
+        *self = Self::of(head);
+        Ok(Self::of(tail))
+    }
+
+    /// Takes all extents of another one in, which lie behind its own.
+    pub fn append(&mut self, tail: Self) {
+        let begin = tail.regions.first().map_or(u64::MAX, |region| region.first);
+        let is_behind = self.regions.last().is_none_or(|region| region.end() <= begin);
+        debug_assert!(is_behind, "the other one's extents lie behind");
+        self.regions.extend(tail.regions);
+        self.free_count += tail.free_count;
+        self.total_count += tail.total_count;
+    }
+
+    fn of(regions: Vec<Region>) -> Self {
+        let total_count = regions.iter().map(|region| region.count).sum();
+        let mut made = Self { regions, cursor: 0, free_count: 0, total_count };
+        let used: u64 = made.used_runs().map(|(_, count)| count).sum();
+        made.free_count = total_count - used;
+        made
+    }
+
     /// Marks one extent as used. `false`, and nothing happens, if it is or there is no such extent.
     #[must_use]
     pub fn mark_used(&mut self, extent: PhysicalExtent) -> bool {
@@ -219,6 +254,20 @@ impl Allocator {
 impl Region {
     fn end(&self) -> u64 {
         self.first + self.count
+    }
+
+    /// A copy of its extents from `first` to `end`.
+    fn part(&self, first: u64, end: u64) -> Result<Self, BadRegion> {
+        let (offset, count) = (first - self.first, end - first);
+        let bad = BadRegion { first: PhysicalExtent(first), count };
+        let mut bits = BitTree::new(count).ok_or(bad)?;
+        let mut from = offset;
+        while let Some(start) = self.bits.next_set(from, offset + count) {
+            let len = self.bits.set_run_len(start, offset + count - start);
+            bits.set_run(start - offset, len);
+            from = start + len;
+        }
+        Ok(Self { first, count, cursor: 0, bits })
     }
 }
 

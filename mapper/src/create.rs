@@ -254,6 +254,7 @@ pub(crate) fn device_record(
         block_size: device.block_size,
         class: device.class,
         state: DeviceState::InUse,
+        keeps: 0,
     })
 }
 

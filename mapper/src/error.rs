@@ -117,6 +117,16 @@ pub enum MapperError {
         /// Bytes free.
         free: u64,
     },
+    /// A device cannot become as small as that.
+    #[error("{size} bytes are too few: at least {least} are needed {why}")]
+    TooSmall {
+        /// Bytes that the device was to have.
+        size: u64,
+        /// Bytes that it must have.
+        least: u64,
+        /// The use of these.
+        why: &'static str,
+    },
     /// A structure on the media is damaged.
     #[error(transparent)]
     Format(#[from] FormatError),

@@ -104,6 +104,8 @@ mutations! {
     TargetNotHeld "M6" "a copy may be written in place before all entries are switched to it";
     PageMovedForOne "M7" "a shared leaf's page is moved for one of its holders";
     RemovedEarly "M8" "a device is taken out of the table with extents on it";
+    ShrunkEarly "M8" "a device is smaller in the table while extents behind its new end are in use";
+    LeavingGivenOut "M9" "an extent that is leaving is given out once all of them are free";
     DiffTrustsShared "diff" "a leaf with any sharer is taken for the same in both";
     AccountByLeaf "account" "an extent counts as exclusive if its leaf is";
 }
@@ -160,6 +162,7 @@ situations! {
     GrantsMoved "a volume's unused extents went back to a leaving device";
     PagesLeft "a leaving device's last metadata pages became free";
     DeviceRemoved "a device was taken out of the pool";
+    DeviceShrunk "a device of the pool became smaller";
     Passdown "freed extents were passed down to the media";
 }
 

@@ -33,6 +33,9 @@ pub use tuning::{Space, Tuning};
 /// one.
 pub const MAX_WORKERS: usize = 63;
 
+/// A number that is no position of a device.
+pub(crate) const NO_DEVICE: u8 = u8::MAX;
+
 /// Units of the ring that a change of an entry may take, also in pools whose entries are plain: a
 /// change that is in flight while they stop being so finds its room.
 pub(crate) const CHANGE_UNITS: u64 = 2;
@@ -79,6 +82,8 @@ pub struct Pool {
     pub(crate) fold_wanted: AtomicBool,
     /// Whether taking an extent needs an allowance.
     pub(crate) slows_down: AtomicBool,
+    /// The last device that has shrunk, or [`NO_DEVICE`].
+    pub(crate) shrunk: AtomicU8,
     /// The last place in the order of volumes that wait for space.
     pub(crate) waiting_order: AtomicU64,
     /// Volumes that have asked for extents since the engine last looked, some of them twice.
@@ -340,10 +345,10 @@ impl Pool {
     #[must_use]
     pub fn position_of(&self, handle: u8) -> Option<u8> {
         let space = self.free_space.lock();
-        let known = self.handles.iter().zip(&space.devices);
+        let known = self.handles.iter().take(space.device_count()).enumerate();
         // A removed device has no extent.
-        let mut present = known
-            .map(|(one, device)| (device.total_count() > 0).then(|| one.load(Ordering::Relaxed)));
+        let mut present =
+            known.map(|(at, one)| (space.count_on(at) > 0).then(|| one.load(Ordering::Relaxed)));
         u8::try_from(present.position(|one| one == Some(handle))?).ok()
     }
 
@@ -351,7 +356,7 @@ impl Pool {
     /// opened.
     #[must_use]
     pub fn has_known(&self, handle: u8) -> bool {
-        let devices = self.free_space.lock().devices.len();
+        let devices = self.free_space.lock().device_count();
         self.handles.iter().take(devices).any(|one| one.load(Ordering::Relaxed) == handle)
     }
 
@@ -495,6 +500,7 @@ impl Pool {
             composites: Composites::at_open(composite),
             fold_wanted: AtomicBool::new(composite),
             slows_down: AtomicBool::new(false),
+            shrunk: AtomicU8::new(NO_DEVICE),
             waiting_order: AtomicU64::new(0),
             asking: Mutex::new(Vec::with_capacity(64)),
             quantum: AtomicU64::new(tuning.quantum),

@@ -99,6 +99,10 @@ fn stamps(tree: u32) -> impl Strategy<Value = PageStamp> {
     )
 }
 
+fn has_leaving(table: &[DeviceRecord]) -> bool {
+    table.iter().any(|device| device.state == DeviceState::Leaving)
+}
+
 fn superblocks() -> impl Strategy<Value = Superblock> {
     let device = (any::<[u8; 15]>(), 0..9_u64, 60..4000_u64, 0..65536_u64, 9..13_u32, any::<u8>());
     (
@@ -120,13 +124,17 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
                 let first = PhysicalExtent(first);
                 let state = match class % 8 {
                     1 if table.len() == 1 => DeviceState::Leaving,
+                    3 if table.len() == 2 && !has_leaving(&table) => DeviceState::Shrinking,
                     2 if !table.is_empty() => DeviceState::Removed,
                     _ => DeviceState::InUse,
                 };
                 let is_gone = state == DeviceState::Removed;
                 let (size, extents) = if is_gone { (0, 0) } else { (size, extents) };
                 let block_size = 1 << block_shift;
-                table.push(DeviceRecord { uuid, size, first, extents, block_size, class, state });
+                let keeps = if state == DeviceState::Shrinking { extents - 5 } else { 0 };
+                let record =
+                    DeviceRecord { uuid, size, first, extents, block_size, class, state, keeps };
+                table.push(record);
                 end = first.0 + extents;
             }
             let count = u8::try_from(table.len()).unwrap();

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from checksums import crc_fits
 
 BLOCK = 4096
-IN_USE, LEAVING, REMOVED = range(3)
+IN_USE, LEAVING, REMOVED, SHRINKING = range(4)
 EXTENT_SIZES = [65536 << i for i in range(5)]
 
 
@@ -47,11 +47,17 @@ class Device:
     extents: int
     sector: int
     state: int
+    keeps: int
     image: Image = None
 
     @property
     def present(self):
         return self.state != REMOVED
+
+    @property
+    def lasting(self):
+        """The extents that it has, or keeps."""
+        return self.keeps if self.state == SHRINKING else self.extents
 
 
 class Superblock:
@@ -74,7 +80,8 @@ class Superblock:
         self.features = self.compat | self.ro_compat
         if not self.features:
             unused = block[92:96] + block[192:512] + block[512 + 64 * self.devices :]
-            unused += b"".join(block[558 + 64 * i : 576 + 64 * i] for i in range(self.devices))
+            for at in range(512, 512 + 64 * self.devices, 64):
+                unused += block[at + 46 : at + 48] + block[at + 56 : at + 64]
             require(not any(unused), "superblock: reserved bytes aren't zero")
         require(self.extent_size in EXTENT_SIZES, f"superblock: extent size {self.extent_size}")
         require(1 <= self.devices <= 16, f"superblock: {self.devices} devices")
@@ -86,12 +93,13 @@ class Superblock:
         self._check_table()
 
     def _device(self, at):
-        return Device(*struct.unpack_from("<16sQQQIxB", self.block, at))
+        return Device(*struct.unpack_from("<16sQQQIxB2xQ", self.block, at))
 
     def _check_table(self):
         end = 0
         states = [device.state for device in self.table]
-        known = states[0] == IN_USE and max(states) <= REMOVED and states.count(LEAVING) <= 1
+        known = states[0] in (IN_USE, SHRINKING) and max(states) <= SHRINKING
+        known &= states.count(LEAVING) + states.count(SHRINKING) <= 1
         known &= any(states) == (self.incompat & 2 != 0)
         require(known, f"superblock: states of devices {states}")
         for i, device in enumerate(self.table):
@@ -100,6 +108,10 @@ class Superblock:
                 require(none, f"superblock: bad removed device {i} in the table")
                 continue
             good = 3 <= device.extents <= device.size // self.extent_size
+            if device.state == SHRINKING:
+                good &= 3 <= device.keeps < device.extents
+            else:
+                good &= device.keeps == 0
             good &= device.sector in (512, 1024, 2048, 4096)
             good &= device.first >= end if i else device.first == 0
             end = device.first + device.extents
@@ -109,7 +121,7 @@ class Superblock:
         if self.reserve_extents:
             runs.append(("reserve", self.reserve_start, self.reserve_extents, self.table))
         for what, start, extents, devices in runs:
-            inside = [d.first < start and start + extents < d.first + d.extents for d in devices]
+            inside = [d.first < start and start + extents < d.first + d.lasting for d in devices]
             require(any(inside), f"superblock: the {what} isn't within a device")
 
     @property

@@ -26,6 +26,11 @@ pub(crate) fn pool(pool: Option<v1::Pool>) -> Result<v1::Pool, Error> {
     pool.ok_or_else(|| lacks("pool"))
 }
 
+/// The device of an answer.
+pub(crate) fn device(device: Option<v1::Device>) -> Result<v1::Device, Error> {
+    device.ok_or_else(|| lacks("device"))
+}
+
 fn lacks(what: &str) -> Error {
     Error::Unexpected {
         what: "the daemon's answer".to_owned(),

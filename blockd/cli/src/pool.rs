@@ -9,6 +9,7 @@ mod fold;
 mod hand_on;
 mod map;
 mod rename;
+mod shrink;
 
 use blockd_api::v1::{self, GetPoolRequest, ListPoolsRequest, PoolState};
 use blockd_media::error::Error;
@@ -30,6 +31,7 @@ pub(crate) use fold::Fold;
 pub(crate) use hand_on::{Export, Import};
 pub(crate) use map::Map;
 pub(crate) use rename::Rename;
+pub(crate) use shrink::Shrink;
 
 /// List, show, make, open, close, delete, find, check and repair pools
 ///
@@ -49,6 +51,7 @@ pub(crate) enum Pool {
     Import(Import),
     Scan(pool_tools::Scan),
     Grow(Grow),
+    Shrink(Shrink),
     #[command(subcommand)]
     Device(PoolDevice),
     Fold(Fold),
@@ -105,6 +108,7 @@ impl Pool {
             Self::Import(import) => import.run(context).await,
             Self::Scan(scan) => scan.run(context),
             Self::Grow(grow) => grow.run(context).await,
+            Self::Shrink(shrink) => shrink.run(context).await,
             Self::Device(device) => device.run(context).await,
             Self::Fold(fold) => fold.run(context).await,
             Self::Feature(feature) => feature.run(context).await,
@@ -220,7 +224,8 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         rows.push(("to let go", format!("{left} of {count} volume(s) that are gone")));
     }
     if let Some(evacuation) = &pool.evacuation {
-        rows.push(("leaving", device::leaving(evacuation, output)));
+        let row = if evacuation.shrinks_to_bytes > 0 { "shrinking" } else { "leaving" };
+        rows.push((row, device::leaving(evacuation, output)));
     }
     if let Some(folds) = &pool.folds {
         rows.push(("composite", fold::composite(folds)));

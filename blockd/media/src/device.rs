@@ -236,6 +236,16 @@ impl Device {
         Ok(size.max(present))
     }
 
+    /// Notes that the pool uses no more than this many bytes from now on, and truncates a file. A
+    /// disk stays as long as it is.
+    pub fn shrink(&self, size: u64) -> std::io::Result<()> {
+        if self.info.kind == DeviceKind::File {
+            self.file.set_len(size)?;
+        }
+        self.size.fetch_min(size, Ordering::AcqRel);
+        Ok(())
+    }
+
     /// Notes that the pool uses this many bytes from now on.
     pub fn note_size(&self, size: u64) {
         self.size.fetch_max(size, Ordering::AcqRel);

@@ -117,18 +117,18 @@ pub const METRICS: &[Metric] = &[
         POOL,
         "Folds that ended without a change, and are tried again later",
     ),
-    metric("blockd_pool_leaving_devices", Gauge, POOL, "Devices that are leaving the pool"),
+    metric("blockd_pool_leaving_devices", Gauge, POOL, "Devices that are leaving or shrinking"),
     metric(
         "blockd_pool_evacuation_left_bytes",
         Gauge,
         POOL,
-        "Bytes in use on the device that is leaving",
+        "Bytes in use on the device that is leaving, or behind the new end of one that shrinks",
     ),
     metric(
         "blockd_pool_evacuation_moved_bytes",
         Counter,
         POOL,
-        "Bytes copied off the device that is leaving; from 0 for each device",
+        "Bytes copied off the device that is leaving or shrinking; from 0 for each device",
     ),
     metric(
         "blockd_pool_evacuation_errors",
@@ -140,7 +140,7 @@ pub const METRICS: &[Metric] = &[
         "blockd_pool_evacuation_waits",
         Gauge,
         POOL,
-        "1 when the leaving device waits for free space on the others",
+        "1 when that device waits for free space elsewhere",
     ),
     metric(
         "blockd_pool_space_state",

@@ -114,9 +114,10 @@ impl<'o> Dumper<'o> {
         self.line(&format!("reserve {} {}", s.reserve_start, s.reserve_extents))?;
         for device in s.devices.as_slice() {
             let state = match device.state {
-                DeviceState::InUse => "",
-                DeviceState::Leaving => " leaving",
-                DeviceState::Removed => " removed",
+                DeviceState::InUse => String::new(),
+                DeviceState::Leaving => " leaving".to_owned(),
+                DeviceState::Removed => " removed".to_owned(),
+                DeviceState::Shrinking => format!(" shrinking {}", device.keeps),
             };
             self.line(&format!(
                 "device {:032x} size {} first {} extents {} block {} class {}{state}",

@@ -78,15 +78,7 @@ pub(crate) fn parse(line: &str) -> Result<Line, String> {
             Line::Log { start, extents, sequence: words.named("sequence")? }
         }
         "reserve" => Line::Reserve { start: words.number()?, extents: words.number()? },
-        "device" => Line::Device(DeviceRecord {
-            uuid: words.id()?,
-            size: words.named("size")?,
-            first: PhysicalExtent(words.named("first")?),
-            extents: words.named("extents")?,
-            block_size: words.named("block")?,
-            class: words.named("class")?,
-            state: words.state()?,
-        }),
+        "device" => Line::Device(device(&mut words)?),
         "volume" => return volume(VolumeKind::Volume, words, line),
         "snapshot" => return volume(VolumeKind::Snapshot, words, line),
         "settings" => {
@@ -127,6 +119,20 @@ pub(crate) fn parse(line: &str) -> Result<Line, String> {
         None => Ok(line),
         Some(more) => Err(format!("{more:?} stands where the line should end")),
     }
+}
+
+fn device(words: &mut Words<'_>) -> Result<DeviceRecord, String> {
+    let record = DeviceRecord {
+        uuid: words.id()?,
+        size: words.named("size")?,
+        first: PhysicalExtent(words.named("first")?),
+        extents: words.named("extents")?,
+        block_size: words.named("block")?,
+        class: words.named("class")?,
+        ..DeviceRecord::default()
+    };
+    let (state, keeps) = words.state()?;
+    Ok(DeviceRecord { state, keeps, ..record })
 }
 
 fn volume(kind: VolumeKind, mut words: Words<'_>, line: &str) -> Result<Line, String> {
@@ -183,12 +189,14 @@ impl<'a> Words<'a> {
         self.number()
     }
 
-    /// A device's state, which dumps name only where it is not in use.
-    fn state(&mut self) -> Result<DeviceState, String> {
+    /// A device's state, which dumps name only where it is not in use, and the extents that one
+    /// keeps which shrinks.
+    fn state(&mut self) -> Result<(DeviceState, u64), String> {
         match self.0.next() {
-            None => Ok(DeviceState::InUse),
-            Some("leaving") => Ok(DeviceState::Leaving),
-            Some("removed") => Ok(DeviceState::Removed),
+            None => Ok((DeviceState::InUse, 0)),
+            Some("leaving") => Ok((DeviceState::Leaving, 0)),
+            Some("removed") => Ok((DeviceState::Removed, 0)),
+            Some("shrinking") => Ok((DeviceState::Shrinking, self.number()?)),
             Some(other) => Err(format!("{other:?} is no state of a device")),
         }
     }

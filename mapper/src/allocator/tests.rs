@@ -178,3 +178,38 @@ fn free_extents_are_found_in_order() {
     assert_eq!(found, [(12, 28), (41, 64), (105, 4), (200, 30), (231, 39)]);
     assert_eq!(space.free_count(), 165);
 }
+
+proptest! {
+    #[test]
+    fn a_part_that_is_taken_out_and_back_is_as_it_was(
+        marks in prop::collection::vec(0..700u64, 1..300),
+        from in 0..700u64,
+    ) {
+        let mut whole = filled(&[(3, 130), (133, 64), (300, 1), (310, 333)]);
+        for extent in marks {
+            let _ = whole.mark_used(PhysicalExtent(extent));
+        }
+        let mut head = whole.clone();
+        let mut tail = head.split_off(PhysicalExtent(from)).unwrap();
+        prop_assert_eq!(head.free_count() + tail.free_count(), whole.free_count());
+        prop_assert_eq!(head.total_count() + tail.total_count(), whole.total_count());
+        for extent in (0..700).map(PhysicalExtent) {
+            let (there, elsewhere) = if extent.0 < from { (&head, &tail) } else { (&tail, &head) };
+            prop_assert_eq!(there.is_used(extent), whole.is_used(extent));
+            prop_assert_eq!(there.contains(extent), whole.contains(extent));
+            prop_assert!(!elsewhere.contains(extent));
+        }
+        // Neither gives out what is the other's.
+        while let Some((first, count)) = head.allocate_run(7) {
+            prop_assert!(first.0 + count <= from && head.free(first, 1));
+            prop_assert!(head.mark_used(first));
+        }
+        while let Some((first, _)) = tail.allocate_run(7) {
+            prop_assert!(first.0 >= from);
+        }
+        head.append(tail);
+        prop_assert_eq!((head.free_count(), head.total_count()), (0, whole.total_count()));
+        prop_assert!((0..700).map(PhysicalExtent).all(|e| head.is_used(e) == whole.contains(e)));
+        prop_assert!(head.free(PhysicalExtent(3), 194), "over the cut too");
+    }
+}

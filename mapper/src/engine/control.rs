@@ -228,17 +228,16 @@ impl Engine {
                 Ok(before) => self.begin_checkpoint_for(id, Outcome::Configured { before }),
                 Err(error) => self.end(id, Err(error)),
             },
-            Control::GrowDevice { device, size } => match self.prepare_grow(device, size) {
-                Ok(0) => self.end_when_durable(id, Outcome::Unchanged),
-                Ok(extents) => self.begin_checkpoint_for(id, Outcome::Grown { extents }),
-                Err(error) => self.end(id, Err(error)),
-            },
-            Control::AddDevice { handle, device } => match self.prepare_add(handle, &device) {
-                Ok(0) => self.end_when_durable(id, Outcome::Unchanged),
-                Ok(extents) => self.begin_checkpoint_for(id, Outcome::Grown { extents }),
-                Err(error) => self.end(id, Err(error)),
-            },
+            Control::GrowDevice { device, size } => {
+                let gained = self.prepare_grow(device, size);
+                self.begin_to_grow(id, gained);
+            }
+            Control::AddDevice { handle, device } => {
+                let gained = self.prepare_add(handle, &device);
+                self.begin_to_grow(id, gained);
+            }
             Control::RemoveDevice { device } => self.remove_device(id, device),
+            Control::ShrinkDevice { device, size } => self.shrink_device(id, device, size),
             Control::KeepDevice { device } => self.keep_device(id, device),
             Control::SetComposite { enabled: true } => self.enable_composite(id),
             Control::SetComposite { enabled: false } => match self.disable_composite() {
@@ -295,7 +294,7 @@ impl Engine {
                         self.use_new_extents();
                         self.end(id, Ok(outcome));
                     }
-                    Outcome::Leaving | Outcome::Kept => {
+                    Outcome::Leaving | Outcome::Shrinking | Outcome::Kept => {
                         self.follow_device_states();
                         self.end(id, Ok(outcome));
                     }

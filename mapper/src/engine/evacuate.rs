@@ -1,11 +1,12 @@
 //! A device that leaves the pool: everything on it is moved to other devices, in the background,
-//! while volumes are used.
+//! while volumes are used. Or one that shrinks: everything behind its new end is moved, to the rest
+//! of it too (see [`shrink`]).
 //!
 //! The device table says that it is leaving, on the media too, so that a crash only delays it. From
-//! then on nothing new is put on it. A walk over all volumes moves data (see [`moving`]) and has
-//! the next checkpoint write metadata pages elsewhere, until nothing but the superblocks is on the
-//! device. Then a superblock without it is written to the others. In all this the device stays a
-//! part of the pool: only that last superblock ends it.
+//! then on nothing new is put there. A walk over all volumes moves data (see [`moving`]) and has
+//! the next checkpoint write metadata pages elsewhere, until nothing but superblocks is in the
+//! leaving extents. Then a superblock without them is written. In all this they stay a part of the
+//! pool: only that last superblock ends it.
 //!
 //! Extents that a volume holds for writes to come go back; those that were taken for writes in
 //! flight become entries, which a later walk finds. So walks are repeated until one finds nothing.
@@ -13,8 +14,8 @@
 use std::sync::Arc;
 
 use crate::error::MapperError;
-use crate::format::superblock::{DeviceState, DeviceTable};
-use crate::geometry::PAGE_BYTES;
+use crate::format::superblock::{DeviceRecord, DeviceState, DeviceTable, Leaving};
+use crate::geometry::{MAX_DEVICES, PAGE_BYTES};
 use crate::leaf::LEAF_ENTRIES;
 use crate::mutation::{Mutation, Situation, active, met};
 use crate::sync::Ordering;
@@ -28,36 +29,38 @@ use super::{DRAIN_POLL_NS, Engine};
 
 mod find;
 mod moving;
+mod shrink;
 
 use moving::Move;
 
-/// A superblock area at either end is all that stays on a device.
-const SUPERBLOCKS: u64 = 2;
-
-/// Figures of the device that is leaving.
+/// Figures of the device that is leaving or shrinking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EvacuationStatus {
-    /// Its place in the device table; `None` where no device is leaving.
+    /// Its place in the device table; `None` where no device is leaving or shrinking.
     pub device: Option<u8>,
-    /// Bytes in use on it.
+    /// Bytes that it will have when it has shrunk; `None` where it leaves.
+    pub shrinks_to: Option<u64>,
+    /// Bytes in use on it, or behind its new end.
     pub left: u64,
-    /// Bytes copied off it since the pool was opened, or since it began to leave.
+    /// Bytes copied off it since the pool was opened, or since it began to leave or shrink.
     pub moved: u64,
     /// Extents moved in that time.
     pub extents: u64,
     /// Bytes a second that may be copied; 0: nothing is moved.
     pub rate: u64,
-    /// Whether it waits for free space on the other devices.
+    /// Whether it waits for free space elsewhere.
     pub waits_for_space: bool,
     /// Copies that met an IO error in that time. Their extents stay, and are tried again.
     pub errors: u64,
+    /// Bytes of each device by its place in the table, as the superblock on the media has them.
+    pub sizes: [u64; MAX_DEVICES],
 }
 
-/// The evacuation of a device.
+/// The evacuation of a device, or of a part of it.
 #[derive(Debug, Default)]
 pub(crate) struct Evacuation {
-    /// The device that is leaving.
-    device: Option<usize>,
+    /// The extents that everything is moved off.
+    leaving: Option<Leaving>,
     /// The next entry to be examined; `None` between two walks.
     walk: Option<(VolumeId, SlotIndex, usize)>,
     /// When the next walk begins.
@@ -69,26 +72,36 @@ pub(crate) struct Evacuation {
     status: EvacuationStatus,
     /// A page was sent to another place during the walk: a checkpoint has to write it.
     pages_moved: bool,
-    /// The walk found no space on the other devices, and begins no more moves.
+    /// The walk found no space elsewhere, and begins no more moves.
     is_full: bool,
     /// How often the wait of moves for older IO is doubled.
     doublings: u32,
-    /// The superblock without the device is on its way: it is done with this many checkpoints.
+    /// The superblock without the extents is on its way: it is done with this many checkpoints.
     last: Option<u64>,
 }
 
-fn is_on(extent: PhysicalExtent, device: usize) -> bool {
-    crate::pool::split(extent).0 == device
+/// Superblock areas are all that stays: at either end of a device, or at the former end.
+fn superblocks(leaving: Leaving) -> u64 {
+    if leaving.is_whole() { 2 } else { 1 }
+}
+
+/// The space that the rest of a pool needs for leaving extents, and what is free there.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    needed: u64,
+    free: u64,
+    /// Leaving extents that volumes hold for writes to come.
+    granted: u64,
 }
 
 impl Evacuation {
-    pub(crate) fn new(rate: u64, device: Option<usize>) -> Self {
-        Self { rate, device, again_ns: device.map(|_| 0), ..Self::default() }
+    pub(crate) fn new(rate: u64, leaving: Option<Leaving>) -> Self {
+        Self { rate, leaving, again_ns: leaving.map(|_| 0), ..Self::default() }
     }
 
     /// Whether nothing is under way, and nothing waits.
     pub(crate) fn is_idle(&self) -> bool {
-        self.device.is_none() && self.running.is_empty()
+        self.leaving.is_none() && self.running.is_empty()
     }
 
     /// Whether an extent is being moved: no fold may change what is in it.
@@ -96,7 +109,7 @@ impl Evacuation {
         self.running.iter().any(|one| one.concerns(extent))
     }
 
-    /// Whether the superblock without the device is on its way.
+    /// Whether the superblock without the extents is on its way.
     pub(super) const fn is_ending(&self) -> bool {
         self.last.is_some()
     }
@@ -108,28 +121,34 @@ impl Evacuation {
         self.is_full = false;
     }
 
-    /// Begins no more moves in this walk, as the other devices have no space.
+    /// Begins no more moves in this walk, as there is no space elsewhere.
     const fn wait_for_space(&mut self) {
         self.is_full = true;
         self.status.waits_for_space = true;
     }
 
-    /// Whether an extent lies on the leaving device.
     fn is_leaving(&self, extent: PhysicalExtent) -> bool {
-        self.device.is_some_and(|device| is_on(extent, device))
+        self.leaving.is_some_and(|leaving| leaving.holds(extent))
     }
 }
 
 impl Engine {
-    /// Figures of the device that is leaving.
+    /// Figures of the device that is leaving or shrinking.
     #[must_use]
     pub fn evacuation_status(&self) -> EvacuationStatus {
-        let evacuation = &self.evacuation;
-        let used = |device| self.pool.free_space.lock().used_on(device);
-        let left = evacuation.device.map_or(0, used).saturating_sub(SUPERBLOCKS);
+        let (evacuation, extent) = (&self.evacuation, self.pool.geometry.extent_size());
+        let used = self.pool.free_space.lock().used_leaving();
+        let left = evacuation.leaving.map_or(0, |one| used.saturating_sub(superblocks(one)));
+        let shrinks = evacuation.leaving.filter(|leaving| !leaving.is_whole());
+        let mut sizes = [0; MAX_DEVICES];
+        for (size, record) in sizes.iter_mut().zip(self.superblock.devices.as_slice()) {
+            *size = record.size;
+        }
         EvacuationStatus {
-            device: evacuation.device.and_then(|at| u8::try_from(at).ok()),
-            left: left * self.pool.geometry.extent_size(),
+            sizes,
+            device: evacuation.leaving.and_then(|one| u8::try_from(one.device).ok()),
+            shrinks_to: shrinks.map(|leaving| (leaving.from + 1) * extent),
+            left: left * extent,
             rate: evacuation.rate,
             ..evacuation.status
         }
@@ -160,75 +179,106 @@ impl Engine {
 
     /// Checks it, and has nothing new put on the device. `false`: it is leaving already.
     fn prepare_remove(&mut self, device: usize) -> Result<bool, MapperError> {
-        let table = self.superblock.devices;
-        let invalid =
-            |allowed| MapperError::Invalid { field: "device", value: device as u64, allowed };
-        let record = table.as_slice().get(device).copied();
-        let Some(record) = record.filter(|record| record.is_present()) else {
-            return Err(invalid("the position of one of the pool's devices"));
-        };
-        match table.leaving() {
-            Some(leaving) if leaving == device => return Ok(false),
-            Some(_) => return Err(invalid("the device that is leaving: one at a time")),
-            None => {}
+        let (leaving, record) = (Leaving { device, from: 0 }, self.present_device(device)?);
+        if self.is_leaving_alone(leaving)? {
+            return Ok(false);
         }
         if device == 0 {
-            return Err(invalid("another one than the first, which holds the log and the reserve"));
+            let allowed = "another one than the first, which holds the log and the reserve";
+            return Err(invalid_device(device, allowed));
         }
-        self.check_room_without(device)?;
-        self.leave(Some(device));
-        if let Err(error) = self.replace_pages(device) {
-            self.leave(None);
-            return Err(error);
+        let Room { needed, free, .. } = self.room_without(leaving);
+        if needed > free {
+            return Err(self.no_space(needed, free));
         }
-        let mut records = table.as_slice().to_vec();
-        records[device].state = DeviceState::Leaving;
-        debug_assert_eq!(record.state, DeviceState::InUse);
-        self.controls.devices = DeviceTable::new(&records);
+        self.begin_to_leave(leaving, DeviceRecord { state: DeviceState::Leaving, ..record })?;
         Ok(true)
     }
 
-    /// Refuses where the other devices have no room for what is on this one.
-    fn check_room_without(&self, device: usize) -> Result<(), MapperError> {
+    /// The record of a device of the pool.
+    fn present_device(&self, device: usize) -> Result<DeviceRecord, MapperError> {
+        let record = self.superblock.devices.as_slice().get(device).copied();
+        record
+            .filter(DeviceRecord::is_present)
+            .ok_or_else(|| invalid_device(device, "the position of one of the pool's devices"))
+    }
+
+    /// Whether these extents are leaving already. Refuses where others are.
+    fn is_leaving_alone(&self, leaving: Leaving) -> Result<bool, MapperError> {
+        match self.superblock.devices.leaving() {
+            None => Ok(false),
+            Some(present) if present == leaving => Ok(true),
+            Some(present) if present.device == leaving.device => {
+                let allowed = "a device that neither leaves nor shrinks";
+                Err(invalid_device(leaving.device, allowed))
+            }
+            Some(_) => {
+                let allowed = "the device that is leaving or shrinking: one at a time";
+                Err(invalid_device(leaving.device, allowed))
+            }
+        }
+    }
+
+    /// Has nothing new put on these extents; the next superblock has this record of their device.
+    fn begin_to_leave(
+        &mut self,
+        leaving: Leaving,
+        record: DeviceRecord,
+    ) -> Result<(), MapperError> {
+        self.pool.free_space.lock().leave(leaving)?;
+        self.pages.leave(Some(leaving));
+        self.update_limits();
+        if let Err(error) = self.replace_pages() {
+            self.stay();
+            return Err(error);
+        }
+        let mut records = self.superblock.devices.as_slice().to_vec();
+        records[leaving.device] = record;
+        self.controls.devices = DeviceTable::new(&records);
+        Ok(())
+    }
+
+    /// Everything may be used again.
+    fn stay(&mut self) {
+        self.pool.free_space.lock().stay();
+        self.pages.leave(None);
+        self.update_limits();
+    }
+
+    fn no_space(&self, needed: u64, free: u64) -> MapperError {
+        let extent = self.pool.geometry.extent_size();
+        MapperError::NoSpace { needed: needed * extent, free: free * extent }
+    }
+
+    /// The room that the rest has for what is in these extents.
+    fn room_without(&self, leaving: Leaving) -> Room {
         let set_aside = self.set_aside(&self.pool.volumes.read());
         // What is kept or set aside has to be found elsewhere.
         let granted: u64 = {
             let volumes = self.pool.volumes.read();
             let free_to_go = volumes.values().filter(|volume| !volume.reserves());
-            free_to_go.map(|volume| volume.reserved_of(|extent| is_on(extent, device))).sum()
+            free_to_go.map(|volume| volume.reserved_of(|extent| leaving.holds(extent))).sum()
         };
         // Each holder of a shared leaf gets its own.
         let leaves = pages_of_leaves(self.new_leaves(|leaf| {
             let extents = |entry| self.pool.arena.entry(leaf, entry).extents();
-            (0..LEAF_ENTRIES).flat_map(extents).any(|extent| is_on(extent, device))
+            (0..LEAF_ENTRIES).flat_map(extents).any(|extent| leaving.holds(extent))
         }));
         let page_extents = leaves.div_ceil(self.pool.geometry.pages_per_extent());
         let space = self.pool.free_space.lock();
-        let on_it = space.used_on(device).saturating_sub(SUPERBLOCKS + granted);
-        let free_on_it = space.devices[device].free_count();
-        let free = space.free_count() - free_on_it;
-        let needed = on_it.saturating_add(set_aside).saturating_add(page_extents);
-        if needed <= free {
-            return Ok(());
-        }
-        let extent = self.pool.geometry.extent_size();
-        Err(MapperError::NoSpace { needed: needed * extent, free: free * extent })
+        let (used, free_there) = space.counts_of(leaving);
+        let to_move = used.saturating_sub(superblocks(leaving) + granted);
+        let needed = to_move.saturating_add(set_aside).saturating_add(page_extents);
+        Room { needed, free: space.free_count() - free_there, granted }
     }
 
-    /// Nothing is put on a device any more; with `None` everything may be used again.
-    fn leave(&mut self, device: Option<usize>) {
-        self.pool.free_space.lock().leaving = device;
-        self.pages.leave(device);
-        self.update_limits();
-    }
-
-    /// Adds pages elsewhere until those that were promised can be written without the device's.
-    fn replace_pages(&mut self, device: usize) -> Result<(), MapperError> {
+    /// Adds pages elsewhere until those that were promised can be written without leaving ones.
+    fn replace_pages(&mut self) -> Result<(), MapperError> {
         if self.make_pages(0) {
             self.update_limits();
             return Ok(());
         }
-        let needed = self.pages.free_on(device) * PAGE_BYTES;
+        let needed = self.pages.free_on_leaving() * PAGE_BYTES;
         Err(MapperError::NoSpace { needed, free: 0 })
     }
 
@@ -256,35 +306,33 @@ impl Engine {
         }
     }
 
-    /// A device that is leaving stays in the pool.
+    /// A device that is leaving stays in the pool, or one that shrinks keeps its size.
     pub(super) fn keep_device(&mut self, id: ControlId, device: u8) {
         let at = usize::from(device);
-        if self.superblock.devices.leaving() != Some(at) || self.evacuation.last.is_some() {
-            let error = MapperError::Invalid {
-                field: "device",
-                value: u64::from(device),
-                allowed: "the position of the device that is leaving",
-            };
-            return self.end(id, Err(error));
+        let leaving = self.superblock.devices.leaving().map(|leaving| leaving.device);
+        if leaving != Some(at) || self.evacuation.last.is_some() {
+            let allowed = "the position of the device that is leaving or shrinking";
+            return self.end(id, Err(invalid_device(at, allowed)));
         }
         let mut records = self.superblock.devices.as_slice().to_vec();
-        records[at].state = DeviceState::InUse;
+        (records[at].state, records[at].keeps) = (DeviceState::InUse, 0);
         self.controls.devices = DeviceTable::new(&records);
         self.begin_checkpoint_for(id, Outcome::Kept);
     }
 
-    /// The superblock says that the device is leaving, or that it stays.
+    /// The superblock says that the device is leaving or shrinking, or that it stays.
     pub(super) fn follow_device_states(&mut self) {
         let leaving = self.superblock.devices.leaving();
-        if self.evacuation.device == leaving {
+        if self.evacuation.leaving == leaving {
             return;
         }
+        self.pool.note_shrunk(None);
         let running = std::mem::take(&mut self.evacuation.running);
         let evacuation = Evacuation::new(self.evacuation.rate, leaving);
         let next_token = self.evacuation.next_token;
         self.evacuation = Evacuation { running, next_token, ..evacuation };
         if leaving.is_none() {
-            self.leave(None);
+            self.stay();
             self.pool.bump();
         }
         self.pool.want_engine();
@@ -296,7 +344,7 @@ impl Engine {
         let evacuation = &self.evacuation;
         // Moves that have begun end, whatever is asked meanwhile.
         let retried = evacuation.running.iter().filter_map(Move::retried_at).min();
-        if evacuation.device.is_none() || evacuation.rate == 0 || self.closing {
+        if evacuation.leaving.is_none() || evacuation.rate == 0 || self.closing {
             return retried;
         }
         let paced =
@@ -313,10 +361,10 @@ impl Engine {
         let (rate, least) = (self.evacuation.rate, self.pool.geometry.extent_size());
         self.evacuation.pace.refill(self.now_ns, rate, least);
         self.step_moves();
-        if self.evacuation.device.is_none() || self.closing {
+        let Some(leaving) = self.evacuation.leaving.filter(|_| !self.closing) else {
             self.evacuation.walk = None;
             return;
-        }
+        };
         if let Some(finished) = self.evacuation.last {
             if self.checkpoint.finished > finished {
                 self.forget_leaving();
@@ -327,9 +375,10 @@ impl Engine {
         if is_time && self.evacuation.walk.is_none() && rate > 0 {
             self.return_grants();
             self.evacuation.begin_walk();
-            if let Some(device) = self.evacuation.device.filter(|_| active(Mutation::RemovedEarly))
-            {
-                return self.remove_leaving(device);
+            let early =
+                if leaving.is_whole() { Mutation::RemovedEarly } else { Mutation::ShrunkEarly };
+            if active(early) {
+                return self.remove_leaving(leaving);
             }
         }
         if self.evacuation.walk.is_some() {
@@ -342,9 +391,9 @@ impl Engine {
         let evacuation = &mut self.evacuation;
         evacuation.walk = None;
         evacuation.status.waits_for_space = evacuation.is_full;
-        let Some(device) = evacuation.device else { return };
+        let Some(leaving) = evacuation.leaving else { return };
         if !self.checkpoint.is_running() {
-            self.move_index_pages(device);
+            self.move_index_pages();
         }
         if self.evacuation.pages_moved {
             self.want_checkpoint();
@@ -354,55 +403,55 @@ impl Engine {
         if self.pages.leave_empty(&mut space) > 0 {
             met(Situation::PagesLeft);
         }
-        let is_empty = space.used_on(device) <= SUPERBLOCKS;
+        let is_empty = space.used_leaving() <= superblocks(leaving);
         drop(space);
         if is_empty && self.evacuation.running.is_empty() && self.releases.is_idle() {
-            self.remove_leaving(device);
+            self.remove_leaving(leaving);
         } else {
             self.evacuation.again_ns = Some(self.later());
         }
     }
 
-    /// Writes the superblock without the device.
-    fn remove_leaving(&mut self, device: usize) {
+    /// Writes the superblock without the device, or with its new size.
+    fn remove_leaving(&mut self, leaving: Leaving) {
         if !self.controls.is_free() || self.checkpoint.is_running() {
             self.evacuation.again_ns = Some(self.now_ns.saturating_add(DRAIN_POLL_NS));
             return;
         }
         let mut records = self.superblock.devices.as_slice().to_vec();
-        let record = &mut records[device];
-        record.state = DeviceState::Removed;
-        (record.size, record.extents) = (0, 0);
+        let record = &mut records[leaving.device];
+        record.extents = record.keeps;
+        record.size = record.keeps * self.pool.geometry.extent_size();
+        record.keeps = 0;
+        record.state = if leaving.is_whole() { DeviceState::Removed } else { DeviceState::InUse };
         self.controls.devices = DeviceTable::new(&records);
         self.evacuation.last = Some(self.checkpoint.finished);
         self.want_checkpoint();
     }
 
-    /// The superblock without the device is durable.
+    /// The superblock without the extents is durable.
     fn forget_leaving(&mut self) {
-        let Some(device) = self.evacuation.device.take() else { return };
-        let mut space = self.pool.free_space.lock();
-        space.leaving = None;
-        if let Some(one) = space.devices.get_mut(device) {
-            *one = crate::allocator::Allocator::new();
-        }
-        drop(space);
+        let Some(leaving) = self.evacuation.leaving.take() else { return };
+        self.pool.free_space.lock().forget_leaving();
         self.pages.leave(None);
         let rate = self.evacuation.rate;
         self.evacuation = Evacuation::new(rate, None);
-        met(Situation::DeviceRemoved);
+        if !leaving.is_whole() {
+            self.pool.note_shrunk(u8::try_from(leaving.device).ok());
+        }
+        met(if leaving.is_whole() { Situation::DeviceRemoved } else { Situation::DeviceShrunk });
         self.pool.bump();
     }
 
-    /// Takes back what volumes hold on the device for writes to come; they get as much elsewhere.
+    /// Takes back what volumes hold there for writes to come; they get as much elsewhere.
     fn return_grants(&mut self) {
-        let Some(device) = self.evacuation.device else { return };
+        let Some(leaving) = self.evacuation.leaving else { return };
         let pool = Arc::clone(&self.pool);
         let volumes: Vec<Arc<Volume>> = pool.volumes.read().values().cloned().collect();
         for volume in volumes {
             let mut taken = 0;
             volume.take_back_of(
-                |extent| is_on(extent, device),
+                |extent| leaving.holds(extent),
                 |first, count| {
                     taken += count;
                     pool.free_space.lock().free(first, count);
@@ -418,4 +467,8 @@ impl Engine {
             }
         }
     }
+}
+
+fn invalid_device(device: usize, allowed: &'static str) -> MapperError {
+    MapperError::Invalid { field: "device", value: device as u64, allowed }
 }

@@ -4,12 +4,13 @@ use crate::create::{NewDevice, device_record};
 use crate::error::MapperError;
 use crate::format::superblock::{DeviceRecord, DeviceState, DeviceTable};
 use crate::geometry::DEVICE_SHIFT;
-use crate::pool::Pool;
+use crate::pool::{NO_DEVICE, Pool};
 use crate::shared_counts::SharedCounts;
 use crate::sync::Ordering;
 use crate::units::PhysicalExtent;
 
 use super::Engine;
+use super::control::{ControlId, Outcome};
 
 /// Limit of a device's growth, as a multiple of its size at opening, until the pool is reopened:
 /// the table of extra references is made for so much.
@@ -26,6 +27,17 @@ pub(crate) fn make_counts(pool: &Pool, index: usize, device: &DeviceRecord) {
 }
 
 impl Pool {
+    /// Position of the last device that has shrunk since the pool was opened, until it grows or
+    /// another one shrinks or leaves. May be called from any thread.
+    #[must_use]
+    pub fn shrunk(&self) -> Option<u8> {
+        Some(self.shrunk.load(Ordering::SeqCst)).filter(|device| *device != NO_DEVICE)
+    }
+
+    pub(super) fn note_shrunk(&self, device: Option<u8>) {
+        self.shrunk.store(device.unwrap_or(NO_DEVICE), Ordering::SeqCst);
+    }
+
     /// Largest size of a device in bytes until the pool is reopened; `None` where the pool has no
     /// such device.
     #[must_use]
@@ -57,6 +69,15 @@ impl Pool {
 }
 
 impl Engine {
+    /// Has the next superblock written with the extents gained, if there are any.
+    pub(super) fn begin_to_grow(&mut self, id: ControlId, gained: Result<u64, MapperError>) {
+        match gained {
+            Ok(0) => self.end_when_durable(id, Outcome::Unchanged),
+            Ok(extents) => self.begin_checkpoint_for(id, Outcome::Grown { extents }),
+            Err(error) => self.end(id, Err(error)),
+        }
+    }
+
     /// Notes a device's new size for the next superblock. Returns the extents it gains.
     pub(super) fn prepare_grow(&mut self, device: u8, size: u64) -> Result<u64, MapperError> {
         let mut records = self.superblock.devices.as_slice().to_vec();
@@ -65,7 +86,7 @@ impl Engine {
         let record = record.ok_or_else(|| MapperError::Invalid {
             field: "device",
             value: u64::from(device),
-            allowed: "the position of a device of the pool that is not leaving",
+            allowed: "the position of a device of the pool that is not leaving or shrinking",
         })?;
         let extents = size / self.pool.geometry.extent_size();
         let refuse = |allowed| Err(MapperError::Invalid { field: "size", value: size, allowed });
@@ -81,6 +102,9 @@ impl Engine {
         }
         (record.size, record.extents) = (size, extents);
         self.controls.devices = DeviceTable::new(&records);
+        if self.pool.shrunk() == Some(device) {
+            self.pool.note_shrunk(None);
+        }
         Ok(gained)
     }
 
@@ -144,22 +168,17 @@ impl Engine {
 
 /// Fits a device's free map to its record. The superblock area at the old end becomes free.
 fn extend(space: &mut crate::pool::FreeSpace, index: usize, record: &DeviceRecord) {
-    if space.devices.len() == index {
-        space.devices.push(crate::allocator::Allocator::new());
-    }
-    let Some(device) = space.devices.get_mut(index) else { return };
-    let had = device.total_count();
-    if had >= record.extents {
+    let had = space.count_on(index);
+    if had >= record.extents || !space.add_region(index, PhysicalExtent(had), record.extents - had)
+    {
         return;
     }
-    if device.add_region(PhysicalExtent(had), record.extents - had).is_err() {
-        return;
-    }
+    let extent = |local: u64| PhysicalExtent(((index as u64) << DEVICE_SHIFT) + local);
     // All of these are free until now, but for the old superblock area.
-    let _ = device.mark_used(PhysicalExtent(record.extents - 1));
-    let _ = if had == 0 {
-        device.mark_used(PhysicalExtent(0))
+    space.mark_used(extent(record.extents - 1));
+    if had == 0 {
+        space.mark_used(extent(0));
     } else {
-        device.free(PhysicalExtent(had - 1), 1)
-    };
+        space.free(extent(had - 1), 1);
+    }
 }

@@ -65,6 +65,7 @@ use pages::PageSpace;
 use queue::{CommandQueue, Purpose};
 use release::Releases;
 use space::SpacePolicy;
+pub(crate) use superblocks::FormerEnd;
 use superblocks::SuperWriter;
 use trees::Trees;
 
@@ -220,7 +221,7 @@ impl Engine {
             self.step_releases();
             self.step_awaited_epoch();
             self.step_folds();
-            // A device rarely leaves.
+            // A device rarely leaves or shrinks.
             if !self.evacuation.is_idle() {
                 self.step_evacuation();
             }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::format::superblock::Leaving;
 use crate::geometry::Geometry;
 use crate::pool::FreeSpace;
 use crate::units::{PageAddress, PhysicalExtent};
@@ -25,8 +26,8 @@ pub(crate) struct PageSpace {
     free: u64,
     cursor: PhysicalExtent,
     reserve_pages: u64,
-    /// The device that is leaving: no page of it is given out, or counted as free.
-    leaving: Option<usize>,
+    /// Extents that are leaving: none of their pages is given out, or counted as free.
+    leaving: Option<Leaving>,
 }
 
 impl PageSpace {
@@ -35,33 +36,29 @@ impl PageSpace {
         Self { geometry, extents, free: 0, cursor, reserve_pages: 0, leaving: None }
     }
 
-    /// Gives out no page of this device from now on. Its free pages stop counting.
-    pub(crate) fn leave(&mut self, device: Option<usize>) {
+    /// Gives out no page of these extents from now on. Their free pages stop counting.
+    pub(crate) fn leave(&mut self, leaving: Option<Leaving>) {
         self.free += self.free_on_leaving();
-        self.leaving = device;
+        self.leaving = leaving;
         self.free -= self.free_on_leaving();
     }
 
     fn is_leaving(&self, extent: PhysicalExtent) -> bool {
-        self.leaving == Some(device_of(extent))
+        self.leaving.is_some_and(|leaving| leaving.holds(extent))
     }
 
-    /// Free pages of a device.
-    pub(crate) fn free_on(&self, device: usize) -> u64 {
-        let of_it = self.extents.iter().filter(|(one, _)| device_of(**one) == device);
-        of_it.map(|(_, pages)| self.geometry.pages_per_extent() - ones(&pages.used)).sum()
+    /// Free pages of leaving extents.
+    pub(crate) fn free_on_leaving(&self) -> u64 {
+        let leaving = self.extents.iter().filter(|(one, _)| self.is_leaving(**one));
+        leaving.map(|(_, pages)| self.geometry.pages_per_extent() - ones(&pages.used)).sum()
     }
 
-    fn free_on_leaving(&self) -> u64 {
-        self.leaving.map_or(0, |device| self.free_on(device))
-    }
-
-    /// Returns the extents of the leaving device that have no page in use.
+    /// Returns the leaving extents that have no page in use.
     pub(crate) fn leave_empty(&mut self, space: &mut FreeSpace) -> u64 {
-        let Some(device) = self.leaving else { return 0 };
+        let Some(leaving) = self.leaving else { return 0 };
         let before = self.extents.len();
         self.extents.retain(|extent, pages| {
-            let is_empty = device_of(*extent) == device && ones(&pages.used) == 0;
+            let is_empty = leaving.holds(*extent) && ones(&pages.used) == 0;
             if is_empty {
                 space.free(*extent, 1);
             }
@@ -90,7 +87,8 @@ impl PageSpace {
         let (word, bit) = split(page);
         let fresh = pages.used[word] & bit == 0;
         pages.used[word] |= bit;
-        self.free -= u64::from(fresh && self.leaving != Some(device_of(extent)));
+        let counts = self.leaving.is_none_or(|leaving| !leaving.holds(extent));
+        self.free -= u64::from(fresh && counts);
         fresh
     }
 
@@ -177,10 +175,6 @@ impl PageSpace {
     pub(crate) fn used_pages(&self) -> u64 {
         self.extents.values().map(|p| ones(&p.used)).sum()
     }
-}
-
-fn device_of(extent: PhysicalExtent) -> usize {
-    crate::pool::split(extent).0
 }
 
 fn split(page: u64) -> (usize, u64) {

@@ -284,6 +284,12 @@ impl Engine {
         with_pages(&self.pool, self.reserving(volumes).map(of))
     }
 
+    /// Extents that have to be free in a pool of this many, so that it is not low.
+    pub(super) fn low_mark(&self, total: u64) -> u64 {
+        let extent = self.pool.geometry.extent_size();
+        self.space.watch.low_at(total.saturating_mul(extent)).div_ceil(extent)
+    }
+
     /// Volumes that space is set aside or kept for, and some others.
     fn reserving<'a>(&'a self, volumes: &'a Volumes) -> impl Iterator<Item = &'a Arc<Volume>> {
         let reserving = &self.space.reserving;

@@ -4,12 +4,14 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::format::{Problem, check_reserved};
-use crate::geometry::{Geometry, MAX_DEVICES, MAX_PHYSICAL_EXTENTS, MIN_BLOCK_SIZE, PAGE_BYTES};
+use crate::geometry::{
+    DEVICE_SHIFT, Geometry, MAX_DEVICES, MAX_PHYSICAL_EXTENTS, MIN_BLOCK_SIZE, PAGE_BYTES,
+};
 use crate::units::{DeviceIndex, PhysicalExtent};
 
 pub(crate) const RAW_DEVICES: usize = MAX_DEVICES;
 /// A superblock area at either end and something between.
-const MIN_EXTENTS: u64 = 3;
+pub(crate) const MIN_EXTENTS: u64 = 3;
 const RAW_DEVICE_SIZE: usize = 64;
 const TABLE_AT: usize = 512;
 
@@ -24,6 +26,8 @@ pub enum DeviceState {
     Leaving = 1,
     /// No longer of the pool. Its place stays, since the numbers of extents name places.
     Removed = 2,
+    /// Nothing new is put behind its new end, and everything there is moved.
+    Shrinking = 3,
 }
 
 impl DeviceState {
@@ -32,6 +36,7 @@ impl DeviceState {
             0 => Some(Self::InUse),
             1 => Some(Self::Leaving),
             2 => Some(Self::Removed),
+            3 => Some(Self::Shrinking),
             _ => None,
         }
     }
@@ -54,6 +59,39 @@ pub struct DeviceRecord {
     pub class: u8,
     /// Whether the pool uses it.
     pub state: DeviceState,
+    /// Extents that it keeps, while it shrinks; else 0.
+    pub keeps: u64,
+}
+
+/// The extents of a device that everything is moved off: all of them, or those from its new end on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leaving {
+    /// The device's place in the table.
+    pub device: usize,
+    /// The first of the extents, counted on the device. Where a device shrinks, that is the last
+    /// one that it keeps: a superblock area will lie there.
+    pub from: u64,
+}
+
+impl Leaving {
+    /// Whether an extent is one of them.
+    #[must_use]
+    pub const fn holds(self, extent: PhysicalExtent) -> bool {
+        extent.0 >> DEVICE_SHIFT == self.device as u64
+            && extent.0 & ((1 << DEVICE_SHIFT) - 1) >= self.from
+    }
+
+    /// The pool-wide number of the first of them.
+    #[must_use]
+    pub const fn first(self) -> PhysicalExtent {
+        PhysicalExtent((self.device as u64) << DEVICE_SHIFT | self.from)
+    }
+
+    /// Whether the whole device leaves.
+    #[must_use]
+    pub const fn is_whole(self) -> bool {
+        self.from == 0
+    }
 }
 
 impl DeviceRecord {
@@ -61,6 +99,15 @@ impl DeviceRecord {
     #[must_use]
     pub fn is_present(&self) -> bool {
         self.state != DeviceState::Removed
+    }
+
+    /// Extents that the device has when it has shrunk, or has now.
+    #[must_use]
+    pub const fn lasting(&self) -> u64 {
+        match self.state {
+            DeviceState::Shrinking => self.keeps,
+            _ => self.extents,
+        }
     }
 }
 
@@ -92,13 +139,18 @@ impl DeviceTable {
         self.as_slice().iter().enumerate().filter(|(_, device)| device.is_present())
     }
 
-    /// The place of the device that everything is moved off, if there is one.
+    /// The extents that everything is moved off, if there are such.
     #[must_use]
-    pub fn leaving(&self) -> Option<usize> {
-        self.as_slice().iter().position(|device| device.state == DeviceState::Leaving)
+    pub fn leaving(&self) -> Option<Leaving> {
+        let mut devices = self.as_slice().iter().enumerate();
+        devices.find_map(|(device, record)| match record.state {
+            DeviceState::Leaving => Some(Leaving { device, from: 0 }),
+            DeviceState::Shrinking => Some(Leaving { device, from: record.keeps - 1 }),
+            DeviceState::InUse | DeviceState::Removed => None,
+        })
     }
 
-    /// Whether a device is leaving or was removed: a reader must know the state then.
+    /// Whether a device is leaving or shrinking or was removed: a reader must know the state then.
     #[must_use]
     pub fn has_states(&self) -> bool {
         self.as_slice().iter().any(|device| device.state != DeviceState::InUse)
@@ -119,7 +171,9 @@ impl DeviceTable {
     }
 
     pub(crate) fn validate(&self, geometry: Geometry) -> Result<(), Problem> {
-        let is_leaving = |device: &&DeviceRecord| device.state == DeviceState::Leaving;
+        let is_leaving = |device: &&DeviceRecord| {
+            matches!(device.state, DeviceState::Leaving | DeviceState::Shrinking)
+        };
         let leaving = self.as_slice().iter().filter(is_leaving).count() as u64;
         if leaving > 1 {
             return Err(Problem::field("leaving devices", leaving, "one at the most"));
@@ -131,9 +185,17 @@ impl DeviceTable {
                 let allowed = "0 for the first, else beyond the device before";
                 return Err(Problem::entry(index, "first extent", first, allowed));
             }
-            if index == 0 && device.state != DeviceState::InUse {
-                let allowed = "0 for the first device, which holds the log";
+            if index == 0 && matches!(device.state, DeviceState::Leaving | DeviceState::Removed) {
+                let allowed = "0 or 3 for the first device, which holds the log";
                 return Err(Problem::entry(index, "device state", device.state as u64, allowed));
+            }
+            let keeps_some = match device.state {
+                DeviceState::Shrinking => (MIN_EXTENTS..extents).contains(&device.keeps),
+                _ => device.keeps == 0,
+            };
+            if !keeps_some {
+                let allowed = "at least 3 and fewer than there are, or 0 for one that stays";
+                return Err(Problem::entry(index, "kept extents", device.keeps, allowed));
             }
             if !device.is_present() {
                 if extents != 0 || device.size != 0 {
@@ -198,7 +260,9 @@ pub(crate) struct RawDevice {
     block_size: U32,
     class: u8,
     state: u8,
-    reserved: [u8; 18],
+    reserved_a: [u8; 2],
+    keeps: U64,
+    reserved_b: [u8; 8],
 }
 
 const _: () = assert!(size_of::<RawDevice>() == RAW_DEVICE_SIZE);
@@ -213,19 +277,22 @@ impl RawDevice {
             block_size: device.block_size.into(),
             class: device.class,
             state: device.state as u8,
-            reserved: [0; 18],
+            reserved_a: [0; 2],
+            keeps: device.keeps.into(),
+            reserved_b: [0; 8],
         }
     }
 
     /// Complains about reserved bytes that are in use. `index` is the place in the table.
     pub(crate) fn check_reserved(&self, index: usize) -> Result<(), Problem> {
-        let end = TABLE_AT + (index + 1) * RAW_DEVICE_SIZE;
-        check_reserved(&self.reserved, end - self.reserved.len())
+        let at = TABLE_AT + index * RAW_DEVICE_SIZE;
+        check_reserved(&self.reserved_a, at + std::mem::offset_of!(Self, reserved_a))?;
+        check_reserved(&self.reserved_b, at + std::mem::offset_of!(Self, reserved_b))
     }
 
     fn get(&self, index: usize) -> Result<DeviceRecord, Problem> {
         let state = DeviceState::from_raw(self.state).ok_or_else(|| {
-            let allowed = "0 in use, 1 leaving or 2 removed";
+            let allowed = "0 in use, 1 leaving, 2 removed or 3 shrinking";
             Problem::entry(index, "device state", self.state.into(), allowed)
         })?;
         Ok(DeviceRecord {
@@ -236,6 +303,7 @@ impl RawDevice {
             block_size: self.block_size.get(),
             class: self.class,
             state,
+            keeps: self.keeps.get(),
         })
     }
 }

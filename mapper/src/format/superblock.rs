@@ -14,12 +14,13 @@ use crate::geometry::{EXTENT_SIZES, Geometry, MAX_PHYSICAL_EXTENTS, PAGE_BYTES, 
 use crate::io::Page;
 use crate::units::{DeviceIndex, Epoch, Lsn, PhysicalExtent};
 
-pub use crate::format::devices::{DeviceRecord, DeviceState, DeviceTable};
+pub(crate) use crate::format::devices::MIN_EXTENTS;
+pub use crate::format::devices::{DeviceRecord, DeviceState, DeviceTable, Leaving};
 use crate::format::devices::{RAW_DEVICES, RawDevice};
 
 /// Entries may be composite: leaf pages of version 2, under pages, and records of kind 67.
 pub const COMPOSITE: u64 = 1;
-/// A device of the table is leaving, or was removed.
+/// A device of the table is leaving or shrinking, or was removed.
 pub const DEVICE_STATES: u64 = 2;
 /// Features that a reader must know to read.
 pub const KNOWN_INCOMPAT: u64 = COMPOSITE | DEVICE_STATES;
@@ -247,7 +248,8 @@ impl Superblock {
         let geometry = self.geometry()?;
         self.devices.validate(geometry)?;
         if self.devices.has_states() != (self.incompat & DEVICE_STATES != 0) {
-            let allowed = "with bit 1 exactly when a device is leaving or was removed";
+            let allowed =
+                "with bit 1 exactly when a device is leaving, is shrinking or was removed";
             return Err(Problem::field("incompatible features", self.incompat, allowed));
         }
         let end = self.devices.end();
@@ -274,7 +276,7 @@ impl Superblock {
         })
     }
 
-    /// Checks that a run lies in one device, clear of its superblock areas.
+    /// Checks that a run lies in one device, clear of its superblock areas, and stays there.
     fn check_run(
         &self,
         field: &'static str,
@@ -284,7 +286,7 @@ impl Superblock {
     ) -> Result<(), Problem> {
         let end = start.0.saturating_add(u64::from(extents));
         let fits = self.devices.find(start).is_some_and(|(index, device)| {
-            let last = device.first.0 + device.extents - 1;
+            let last = device.first.0 + device.lasting() - 1;
             start.0 > device.first.0 && end <= last && only.is_none_or(|only| only == index)
         });
         let allowed =

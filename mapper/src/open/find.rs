@@ -1,5 +1,6 @@
 //! Which superblock counts, and which of the caller's devices is which of the pool's.
 
+use crate::engine::FormerEnd;
 use crate::error::MapperError;
 use crate::format::superblock::{DeviceRecord, Superblock, copy_offsets, newest};
 use crate::format::{FormatError, Place};
@@ -145,6 +146,27 @@ impl Copies {
             return Err(refuse(&name, problem));
         }
         Ok(Found { superblock: chosen, handles })
+    }
+
+    /// The end that a device had before the superblock that counts, if it was further back: a crash
+    /// may have left copies there.
+    pub(crate) fn former_end(
+        &self,
+        chosen: &Superblock,
+        present: &[PresentDevice],
+    ) -> Option<FormerEnd> {
+        let table = chosen.devices.as_slice();
+        self.good.iter().find_map(|(place, copy)| {
+            let own = copy.devices.as_slice().get(usize::from(copy.this_device.0))?;
+            let device = position(chosen, copy)?;
+            let Place::Device { device: handle, .. } = place else { return None };
+            let size = present.get(usize::from(handle.0))?.size;
+            let is_former = copy.generation < chosen.generation
+                && table[device].is_present()
+                && table[device].extents < own.extents
+                && own.size <= size;
+            is_former.then_some(FormerEnd { device, extents: own.extents })
+        })
     }
 
     /// The newest copy on a device, by the caller's number of it.

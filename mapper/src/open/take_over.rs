@@ -29,7 +29,7 @@ impl Opening {
     /// A crash has left copies behind. They catch up before the next generation is written: else
     /// one crash after the other could leave a device two behind, where it counts as stale.
     pub(super) fn begin_repair(&mut self, mut engine: Engine) {
-        engine.repeat_superblock();
+        engine.repeat_superblock(self.copies.former_end(&engine.superblock, &self.options.devices));
         self.engine = Some(engine);
         self.stage = Stage::Repair;
     }

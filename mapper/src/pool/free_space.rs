@@ -1,17 +1,21 @@
 //! The free extents of all devices.
+//!
+//! Leaving extents are kept apart, so that no search comes to them.
 
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, BadRegion};
 use crate::error::MapperError;
-use crate::format::superblock::DeviceTable;
+use crate::format::superblock::{DeviceTable, Leaving};
 use crate::geometry::DEVICE_SHIFT;
+use crate::mutation::{Mutation, active};
 use crate::units::PhysicalExtent;
 
 /// Free extents, by device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeSpace {
-    pub(crate) devices: Vec<Allocator>,
-    /// The device that is leaving: none of its extents is given out, or counted as free.
-    pub(crate) leaving: Option<usize>,
+    /// Extents that can be given out, by device.
+    devices: Vec<Allocator>,
+    /// Extents that are leaving: none of them is given out, or counted as free.
+    leaving: Option<(Leaving, Allocator)>,
     /// Where the next search starts.
     cursor: usize,
     /// Whether an extent without an owner was freed.
@@ -28,32 +32,107 @@ impl FreeSpace {
                 devices.push(device);
                 continue;
             }
-            let bad = |_| MapperError::Limit { what: "extents of a device", limit: record.extents };
-            device.add_region(PhysicalExtent(0), record.extents).map_err(bad)?;
+            device.add_region(PhysicalExtent(0), record.extents).map_err(refuse)?;
             devices.push(device);
         }
-        Ok(Self { devices, leaving: table.leaving(), cursor: 0, freed_twice: false })
+        let mut space = Self { devices, leaving: None, cursor: 0, freed_twice: false };
+        if let Some(leaving) = table.leaving() {
+            space.leave(leaving)?;
+        }
+        Ok(space)
+    }
+
+    /// Gives out none of these extents from now on.
+    pub(crate) fn leave(&mut self, leaving: Leaving) -> Result<(), MapperError> {
+        debug_assert!(self.leaving.is_none(), "extents of one device leave at a time");
+        let Some(device) = self.devices.get_mut(leaving.device) else { return Ok(()) };
+        let apart = device.split_off(PhysicalExtent(leaving.from)).map_err(refuse)?;
+        self.leaving = Some((leaving, apart));
+        Ok(())
+    }
+
+    /// The extents that were leaving may be given out again.
+    pub(crate) fn stay(&mut self) {
+        if let Some((leaving, apart)) = self.leaving.take()
+            && let Some(device) = self.devices.get_mut(leaving.device)
+        {
+            device.append(apart);
+        }
+    }
+
+    /// The extents that were leaving are of the pool no more, but for the first of those of a
+    /// device that has shrunk, which holds superblocks.
+    pub(crate) fn forget_leaving(&mut self) {
+        let Some((leaving, _)) = self.leaving.take() else { return };
+        if !leaving.is_whole() {
+            let end = PhysicalExtent(leaving.from);
+            self.add_region(leaving.device, end, 1);
+            let _ = self.devices.get_mut(leaving.device).is_some_and(|one| one.mark_used(end));
+        }
+    }
+
+    /// Adds free extents to a device, which may be a new one.
+    pub(crate) fn add_region(&mut self, device: usize, first: PhysicalExtent, count: u64) -> bool {
+        if self.devices.len() == device {
+            self.devices.push(Allocator::new());
+        }
+        self.devices.get_mut(device).is_some_and(|one| one.add_region(first, count).is_ok())
+    }
+
+    /// Places of the device table that are known here.
+    pub(crate) fn device_count(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// The part that an extent belongs to, with its place on the device.
+    fn part(&self, extent: PhysicalExtent) -> Option<(&Allocator, PhysicalExtent)> {
+        let (device, local) = split(extent);
+        match &self.leaving {
+            Some((leaving, apart)) if leaving.holds(extent) => Some((apart, local)),
+            _ => self.devices.get(device).map(|one| (one, local)),
+        }
+    }
+
+    fn part_mut(&mut self, extent: PhysicalExtent) -> Option<(&mut Allocator, PhysicalExtent)> {
+        let (device, local) = split(extent);
+        match &mut self.leaving {
+            Some((leaving, apart)) if leaving.holds(extent) => Some((apart, local)),
+            _ => self.devices.get_mut(device).map(|one| (one, local)),
+        }
+    }
+
+    /// The leaving extents of a device.
+    fn apart(&self, device: usize) -> Option<&Allocator> {
+        let of_it = |(leaving, _): &&(Leaving, Allocator)| leaving.device == device;
+        self.leaving.as_ref().filter(of_it).map(|(_, apart)| apart)
     }
 
     pub(crate) fn contains(&self, extent: PhysicalExtent) -> bool {
-        let (device, local) = split(extent);
-        self.devices.get(device).is_some_and(|a| a.contains(local))
+        self.part(extent).is_some_and(|(part, local)| part.contains(local))
     }
 
     /// Runs in use, in order.
     pub(crate) fn used_runs(&self) -> impl Iterator<Item = (PhysicalExtent, u64)> + '_ {
         self.devices.iter().enumerate().flat_map(|(index, device)| {
             let base = (index as u64) << DEVICE_SHIFT;
-            device.used_runs().map(move |(first, count)| (PhysicalExtent(base + first.0), count))
+            let apart = self.apart(index).into_iter().flat_map(Allocator::used_runs);
+            let runs = device.used_runs().chain(apart);
+            runs.map(move |(first, count)| (PhysicalExtent(base + first.0), count))
         })
     }
 
     /// A run of up to `max` extents, from the device that served last while it has any.
     pub(crate) fn allocate(&mut self, max: u64) -> Option<(PhysicalExtent, u64)> {
+        if active(Mutation::LeavingGivenOut)
+            && let Some((leaving, apart)) = &mut self.leaving
+            && apart.total_count() - apart.free_count() <= 1
+            && let Some((first, count)) = apart.allocate_run(max)
+        {
+            let base = (leaving.device as u64) << DEVICE_SHIFT;
+            return Some((PhysicalExtent(base + first.0), count));
+        }
         for _ in 0..self.devices.len() {
-            if self.leaving != Some(self.cursor)
-                && let Some((first, count)) = self.devices[self.cursor].allocate_run(max)
-            {
+            if let Some((first, count)) = self.devices[self.cursor].allocate_run(max) {
                 let base = (self.cursor as u64) << DEVICE_SHIFT;
                 return Some((PhysicalExtent(base + first.0), count));
             }
@@ -70,9 +149,7 @@ impl FreeSpace {
     ) -> Option<(PhysicalExtent, u64)> {
         let (first, mut local) = split(from);
         for (index, device) in self.devices.iter_mut().enumerate().skip(first) {
-            if self.leaving != Some(index)
-                && let Some((start, count)) = device.allocate_from(local, max)
-            {
+            if let Some((start, count)) = device.allocate_from(local, max) {
                 let base = (index as u64) << DEVICE_SHIFT;
                 return Some((PhysicalExtent(base + start.0), count));
             }
@@ -84,42 +161,68 @@ impl FreeSpace {
     /// Frees a run. A run that is free already is the sign of a fault, which the engine looks for;
     /// while replay has no free map, nothing is noted.
     pub(crate) fn free(&mut self, first: PhysicalExtent, count: u64) {
-        let (device, local) = split(first);
-        let freed = self.devices.get_mut(device).is_some_and(|a| a.free(local, count));
+        let behind = PhysicalExtent(first.0 + count);
+        if let Some((leaving, _)) = &self.leaving
+            && let cut = leaving.first()
+            && first < cut
+            && cut < behind
+        {
+            self.free_in_part(first, cut.0 - first.0);
+            return self.free_in_part(cut, behind.0 - cut.0);
+        }
+        self.free_in_part(first, count);
+    }
+
+    fn free_in_part(&mut self, first: PhysicalExtent, count: u64) {
+        let freed = self.part_mut(first).is_some_and(|(part, local)| part.free(local, count));
         self.freed_twice |= !freed && !self.devices.is_empty();
     }
 
     pub(crate) fn mark_used(&mut self, extent: PhysicalExtent) -> bool {
-        let (device, local) = split(extent);
-        self.devices.get_mut(device).is_some_and(|a| a.mark_used(local))
+        self.part_mut(extent).is_some_and(|(part, local)| part.mark_used(local))
     }
 
     pub(crate) fn is_used(&self, extent: PhysicalExtent) -> bool {
-        let (device, local) = split(extent);
-        self.devices.get(device).is_some_and(|a| a.is_used(local))
+        self.part(extent).is_some_and(|(part, local)| part.is_used(local))
     }
 
     /// Extents that can be given out.
     pub(crate) fn free_count(&self) -> u64 {
-        let all: u64 = self.devices.iter().map(Allocator::free_count).sum();
-        all - self.free_on_leaving()
+        self.devices.iter().map(Allocator::free_count).sum()
     }
 
     /// Extents in use, and those that can be given out.
     pub(crate) fn total_count(&self) -> u64 {
-        let all: u64 = self.devices.iter().map(Allocator::total_count).sum();
-        all - self.free_on_leaving()
+        self.devices.iter().map(Allocator::total_count).sum::<u64>() + self.used_leaving()
     }
 
-    fn free_on_leaving(&self) -> u64 {
-        let leaving = self.leaving.and_then(|at| self.devices.get(at));
-        leaving.map_or(0, Allocator::free_count)
+    /// Extents of a device, free or used.
+    pub(crate) fn count_on(&self, device: usize) -> u64 {
+        let known = self.devices.get(device).into_iter().chain(self.apart(device));
+        known.map(Allocator::total_count).sum()
     }
 
-    /// Extents of a device that are in use.
-    pub(crate) fn used_on(&self, device: usize) -> u64 {
-        self.devices.get(device).map_or(0, |one| one.total_count() - one.free_count())
+    /// Leaving extents that are in use.
+    pub(crate) fn used_leaving(&self) -> u64 {
+        self.leaving.as_ref().map_or(0, |(_, apart)| apart.total_count() - apart.free_count())
     }
+
+    /// Of these extents: those in use, and those that can be given out.
+    pub(crate) fn counts_of(&self, leaving: Leaving) -> (u64, u64) {
+        let device = self.devices.get(leaving.device);
+        let runs = device.into_iter().flat_map(Allocator::free_runs);
+        let free = runs.map(|(first, count)| {
+            let end = first.0 + count;
+            end.saturating_sub(first.0.max(leaving.from))
+        });
+        let free: u64 = free.sum();
+        let all = device.map_or(0, Allocator::total_count).saturating_sub(leaving.from);
+        (all - free, free)
+    }
+}
+
+fn refuse(bad: BadRegion) -> MapperError {
+    MapperError::Limit { what: "extents of a device", limit: bad.count }
 }
 
 /// The device of the table that a physical extent lies on, and its place there.

@@ -235,6 +235,17 @@ impl SpaceWatch {
         (very_low, low.max(very_low))
     }
 
+    /// Bytes below which a pool of this size is low, at the rate of the last seconds.
+    #[must_use]
+    pub fn low_at(&self, total: u64) -> u64 {
+        match self.marks.map(|marks| marks.low) {
+            Some(Mark::Bytes(bytes)) => bytes,
+            Some(Mark::Percent(percent)) => scale(total, percent.into(), 100),
+            Some(Mark::Seconds(seconds)) => self.rate.saturating_mul(seconds.into()),
+            None => 0,
+        }
+    }
+
     /// Observes the pool. Returns a change of state, or a repeated report of a lasting state.
     pub fn observe(&mut self, now_ns: u64, seen: Observed) -> Option<SpaceChange> {
         self.seen = seen;

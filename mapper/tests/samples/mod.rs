@@ -54,6 +54,7 @@ pub(crate) fn superblock() -> Superblock {
         block_size: 512,
         class: seed,
         state: DeviceState::InUse,
+        keeps: 0,
     };
     Superblock {
         pool_id: POOL,

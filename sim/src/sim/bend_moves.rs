@@ -1,4 +1,4 @@
-//! Profiles that favour devices which leave the pool.
+//! Profiles that favour devices which leave the pool or shrink.
 
 use blockd_mapper::mutation::Mutation;
 
@@ -19,11 +19,15 @@ impl Profile {
                 self.composite = false;
                 self.controls[10] = 0;
             }
+            Mutation::ShrunkEarly | Mutation::LeavingGivenOut => {
+                self.shrinks = 0.9;
+                self.controls[11] = 30;
+            }
             _ => {}
         }
     }
 
-    /// Devices that leave, or stay after all, under writes, snapshots and crashes.
+    /// Devices that leave or shrink, or stay after all, under writes, snapshots and crashes.
     pub fn bend_to_evacuation(&mut self, random: &mut fastrand::Rng) {
         self.composite = random.u8(..3) > 0;
         // The first has hardly room for data, and little for pages.
@@ -43,6 +47,7 @@ impl Profile {
         self.mix = [20, 40, 5, 1, 5];
         self.crash = [0.004, 0.015][random.usize(..2)];
         self.pace = [30, 30, 30, 10, 10];
+        self.shrinks = [0.0, 0.5, 0.8][random.usize(..3)];
     }
 
     /// A few extents that are written all the time, with IO that is answered late.
@@ -55,6 +60,7 @@ impl Profile {
         self.late = 0.2;
         self.mix = [10, 60, 0, 0, 2];
         self.evacuation_rate = 1 << 40;
+        self.shrinks = 0.0;
         self.crash = 0.002;
     }
 }

@@ -1,6 +1,7 @@
 //! The state that survives a crash of the simulated host's process: devices, ring memory, the
 //! oracle, and the randomness that drives everything.
 
+mod devices;
 mod faults;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +12,7 @@ use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::DeviceIndex;
 
-use super::content::{Contents, PAGE_UNITS, UNIT, UNIT_BYTES, Value, index};
+use super::content::{Contents, UNIT, UNIT_BYTES, index};
 use super::disk::{Action, Answered, Disk, Fault};
 use super::marks::{Mark, Marks};
 use super::oracle::Oracle;
@@ -135,6 +136,8 @@ pub struct Core {
     pub profile: Profile,
     /// The devices.
     pub disks: Vec<Disk>,
+    /// The extents that each of them has in the pool.
+    pub extents: Vec<u64>,
     /// Devices that have left the pool.
     pub gone: BTreeSet<usize>,
     /// The bytes of metadata units.
@@ -184,6 +187,7 @@ impl Core {
         let mut random = fastrand::Rng::with_seed(seed);
         let units = u64::from(profile.extent_size) / UNIT;
         let disks = profile.devices.iter().map(|extents| Disk::new(extents * units)).collect();
+        let extents = profile.devices.clone();
         let mut pool_id = [0; 16];
         random.fill(&mut pool_id);
         Self {
@@ -191,6 +195,7 @@ impl Core {
             random,
             profile,
             disks,
+            extents,
             gone: BTreeSet::new(),
             contents: Contents::default(),
             oracle: Oracle::default(),
@@ -237,21 +242,8 @@ impl Core {
             self.held.insert(token, class);
         }
         self.origins.insert(token, origin);
-        let changes = !matches!(action, Action::Read { .. } | Action::Flush | Action::Fence);
-        let is_gone = changes && self.gone.contains(&usize::from(device.0));
-        assert!(!is_gone, "dev{device} has left the pool, and is written to");
+        self.check_place(device, &action);
         self.disks[usize::from(device.0)].submit(token, action, data);
-    }
-
-    /// A device has left the pool: all but its superblocks is garbage from now on.
-    pub fn lose_device(&mut self, device: usize) {
-        self.gone.insert(device);
-        let extent = u64::from(self.profile.extent_size) / UNIT;
-        let Some(disk) = self.disks.get_mut(device) else { return };
-        let superblocks = 2 * PAGE_UNITS as u64;
-        for unit in superblocks..disk.units().saturating_sub(extent) {
-            disk.rot(unit, Value::garbage(unit));
-        }
     }
 
     /// Releases held back operations of a class.

@@ -6,6 +6,8 @@
 //! subset of the rest, whole or torn into 512-byte units, writes in flight included. Process death
 //! leaves the submitted writes behind as *dead* IO that lands later in any order.
 
+mod size;
+
 use super::content::{Value, index};
 
 /// An operation of a device. Positions and lengths are units of 512 bytes.
@@ -148,14 +150,6 @@ impl Disk {
     #[must_use]
     pub fn units(&self) -> u64 {
         self.media.len() as u64
-    }
-
-    /// Makes the device larger.
-    pub fn grow(&mut self, units: u64) {
-        let len = index(units).max(self.media.len());
-        self.media.resize(len, Value::ZERO);
-        self.stamps.resize(len, 0);
-        self.cache.resize(len, Value::ZERO);
     }
 
     /// Hands an operation to the device.

@@ -51,6 +51,8 @@ marks! {
     GrowDevice "devices grown";
     DeviceLeaves "devices that began to leave";
     DeviceStays "devices that stayed after all";
+    DeviceShrinks "devices that began to shrink";
+    DeviceShrunk "devices that have shrunk";
     DeviceGone "devices that left";
     Kill "process deaths";
     KillRecovery "process deaths while opening";

@@ -13,7 +13,7 @@ pub enum Aim {
     Rule(Mutation),
     /// Snapshots that are taken and deleted at a steady pace. No scripts.
     Snapshots,
-    /// Devices that leave the pool, or stay after all. No scripts.
+    /// Devices that leave the pool or shrink, or stay after all. No scripts.
     Evacuation,
 }
 
@@ -99,6 +99,8 @@ pub struct Profile {
     pub fold_rate: u64,
     /// Bytes a second that may be copied off a leaving device.
     pub evacuation_rate: u64,
+    /// Share of devices that shrink, of those that leave or shrink.
+    pub shrinks: f64,
     /// Snapshots that are taken and deleted at a steady pace, besides those of `controls`.
     pub rhythm: Option<Rhythm>,
 }
@@ -180,6 +182,7 @@ impl Profile {
             composite: random.bool(),
             fold_rate: [0, 1 << 30, 1 << 40, 1 << 40][random.usize(..4)],
             evacuation_rate: 1 << 40,
+            shrinks: 0.3,
             rhythm: None,
         };
         match random.u8(..8) {
@@ -235,6 +238,7 @@ impl Profile {
             composite: false,
             fold_rate: 1 << 40,
             evacuation_rate: 1 << 40,
+            shrinks: 0.0,
             rhythm: None,
         }
     }

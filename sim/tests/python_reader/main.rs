@@ -247,20 +247,45 @@ fn a_device_that_leaves() {
     world.scatter("a", 10);
     world.rig.control(Control::Checkpoint).unwrap();
     world.rig.control(Control::RemoveDevice { device: 1 }).unwrap();
+    compare_moves(&mut world, &place);
+    world.rig.media.devices.remove(1);
+    world.reopen();
+    place.devices = 2;
+    world.compare(&place);
+}
+
+/// Compares until everything has been moved.
+fn compare_moves(world: &mut World, place: &Place) {
     let (mut in_log, mut rounds) = (0, 0);
     while world.rig.engine().evacuation_status().device.is_some() {
         assert!(rounds < 5_000, "{:?}", world.rig.engine().evacuation_status());
         world.rig.pass(150_000_000);
         world.flush("a");
         if world.rig.engine().evacuation_status().device.is_some() {
-            in_log += u64::from(world.compare(&place).log_blocks > 0);
+            in_log += u64::from(world.compare(place).log_blocks > 0);
         }
         rounds += 1;
     }
     assert!(in_log > 0, "no record of a move was in the log");
-    world.rig.media.devices.remove(1);
+}
+
+#[test]
+fn a_device_that_shrinks() {
+    let place = Place::new("shrinks", 2);
+    let mut world = World::new(64 * KIB, &[4 * MIB, 32 * MIB], None, 5);
+    for name in ["before", "a"] {
+        world.create(name, 12 * MIB, 512);
+        world.write(name, 0, 12 * MIB);
+    }
+    world.snapshot("a", "s");
+    world.scatter("a", 10);
+    world.delete("before");
+    world.rig.control(Control::Checkpoint).unwrap();
+    world.rig.control(Control::ShrinkDevice { device: 1, size: 20 << 20 }).unwrap();
+    compare_moves(&mut world, &place);
+    world.compare(&place);
+    world.rig.media.devices[1].truncate(20 * MIB);
     world.reopen();
-    place.devices = 2;
     world.compare(&place);
 }
 

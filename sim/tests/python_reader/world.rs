@@ -122,7 +122,7 @@ impl World {
         self.volumes.insert(to.to_owned(), expected);
     }
 
-    fn delete(&mut self, name: &str) {
+    pub(super) fn delete(&mut self, name: &str) {
         self.rig.control(Control::Delete { volume: self.id(name) }).unwrap();
         self.volumes.remove(name);
     }

@@ -102,19 +102,97 @@ struct Removed {
     evacuation: Option<PoolEvacuation>,
 }
 
-/// How far a device is on its way out.
+/// How far a device is on its way out, or to its new size.
 pub(super) fn leaving(evacuation: &PoolEvacuation, output: &Output) -> String {
-    let [left, moved, rate] =
-        [evacuation.left_bytes, evacuation.moved_bytes, evacuation.rate_bytes]
-            .map(|bytes| output.size(amount(bytes)));
-    let mut text = format!("{}: {left} left, {moved} moved, at most {rate}/s", evacuation.path);
+    let [left, moved, rate, size] = [
+        evacuation.left_bytes,
+        evacuation.moved_bytes,
+        evacuation.rate_bytes,
+        evacuation.shrinks_to_bytes,
+    ]
+    .map(|bytes| output.size(amount(bytes)));
+    let shrinks = evacuation.shrinks_to_bytes > 0;
+    let to = if shrinks { format!("to {size}, ") } else { String::new() };
+    let mut text = format!("{}: {to}{left} left, {moved} moved, at most {rate}/s", evacuation.path);
     if evacuation.waits_for_space {
-        text.push_str("; waits for free space on the other devices");
+        let place = if shrinks { "before its new end" } else { "on the other devices" };
+        text.push_str(&format!("; waits for free space {place}"));
     }
     if evacuation.errors > 0 {
         text.push_str(&format!("; {} copies failed and are tried again", evacuation.errors));
     }
     text
+}
+
+/// Bytes a second that may be moved; 0 where that is left as it is.
+pub(super) fn rate_bytes(rate: Option<&str>) -> Result<i64, Error> {
+    let Some(text) = rate else { return Ok(0) };
+    match size_argument("rate", text)? {
+        0 => Err(Error::invalid("rate", text, "at least 1 byte a second")),
+        rate => Ok(rate),
+    }
+}
+
+pub(super) const fn action(aborts: bool) -> DeviceRemoval {
+    if aborts { DeviceRemoval::Abort } else { DeviceRemoval::Begin }
+}
+
+/// A request to empty a device or its end, and how long to wait for that.
+pub(super) struct Emptying {
+    pub request: RemovePoolDeviceRequest,
+    /// Whether the first answer is the last.
+    pub ends_at_once: bool,
+    pub wait: Option<Duration>,
+    /// The word for a device that is emptied: it has left, or shrunk.
+    pub done: &'static str,
+}
+
+impl Emptying {
+    /// Sends the request, and waits until the device is neither leaving nor shrinking. Returns
+    /// whether the request changed anything, and the last answer.
+    pub(super) async fn carry_out(
+        &self,
+        context: &Context,
+    ) -> Result<(bool, RemovePoolDeviceResponse), Error> {
+        let begun = Clock::start();
+        let mut client = context.client().await?;
+        let mut answer = client.remove_pool_device(self.request.clone()).await?;
+        let changed = answer.changed;
+        if self.ends_at_once {
+            return Ok((changed, answer));
+        }
+        let named = answer.device.as_ref().map_or(&self.request.path, |device| &device.path);
+        let path = named.clone();
+        let look = RemovePoolDeviceRequest {
+            name: answer.name.clone(),
+            path: path.clone(),
+            action: DeviceRemoval::Unspecified.into(),
+            rate_bytes: 0,
+            keep_bytes: 0,
+        };
+        let wanted = !context.output.is_json();
+        let total = answer.evacuation.as_ref().map_or(0, |one| amount(one.left_bytes));
+        let progress = Progress::shown("moving", total, wanted);
+        while let (PoolDeviceState::Leaving | PoolDeviceState::Shrinking, Some(now)) =
+            (answer.state(), &answer.evacuation)
+        {
+            if self.wait.is_some_and(|limit| begun.elapsed() >= limit) {
+                progress.clear();
+                let (limit, done) = (self.wait.unwrap_or_default(), self.done);
+                let problem = format!(
+                    "has not {done} after {limit:?} ({}). The daemon continues: wait longer, or \
+                     see `blockd pool device list`",
+                    leaving(now, &context.output)
+                );
+                return Err(Error::in_use(format!("device {path}"), problem));
+            }
+            progress.set(total.saturating_sub(amount(now.left_bytes)));
+            tokio::time::sleep(LOOK).await;
+            answer = client.remove_pool_device(look.clone()).await?;
+        }
+        progress.clear();
+        Ok((changed, answer))
+    }
 }
 
 impl PoolDevice {
@@ -140,8 +218,10 @@ impl List {
             for device in &listed.devices {
                 let is_leaving = |one: &&PoolEvacuation| one.path == device.path;
                 let leaving = listed.evacuation.as_ref().filter(is_leaving);
-                let left = |one: &PoolEvacuation| {
-                    format!("leaving, {} left", context.output.size(amount(one.left_bytes)))
+                let size = |bytes: i64| context.output.size(amount(bytes));
+                let left = |one: &PoolEvacuation| match one.shrinks_to_bytes {
+                    0 => format!("leaving, {} left", size(one.left_bytes)),
+                    to => format!("shrinking to {}, {} left", size(to), size(one.left_bytes)),
                 };
                 table.row([
                     super::device_name(device).into(),
@@ -160,58 +240,24 @@ impl Remove {
         self.finish(context, changed, answer)
     }
 
-    /// Bytes a second that may be moved; 0 where that is left as it is.
-    fn rate_bytes(&self) -> Result<i64, Error> {
-        let Some(text) = &self.rate else { return Ok(0) };
-        match size_argument("rate", text)? {
-            0 => Err(Error::invalid("rate", text, "at least 1 byte a second")),
-            rate => Ok(rate),
-        }
-    }
-
     /// Removes the device, or keeps it. Returns whether that changed anything, and the last answer.
     async fn carry_out(
         &self,
         context: &Context,
     ) -> Result<(bool, RemovePoolDeviceResponse), Error> {
-        let begun = Clock::start();
-        let rate_bytes = self.rate_bytes()?;
-        let path = path_argument(&self.path)?;
-        let ask = |action: DeviceRemoval| RemovePoolDeviceRequest {
+        let request = RemovePoolDeviceRequest {
             name: self.pool.clone(),
-            path: path.clone(),
-            action: action.into(),
-            rate_bytes: if action == DeviceRemoval::Unspecified { 0 } else { rate_bytes },
+            path: path_argument(&self.path)?,
+            action: action(self.abort).into(),
+            rate_bytes: rate_bytes(self.rate.as_deref())?,
+            keep_bytes: 0,
         };
-        let mut client = context.client().await?;
-        let action = if self.abort { DeviceRemoval::Abort } else { DeviceRemoval::Begin };
-        let mut answer = client.remove_pool_device(ask(action)).await?;
-        let changed = answer.changed;
-        if self.abort || self.no_wait {
-            return Ok((changed, answer));
-        }
-        let wanted = !context.output.is_json();
-        let total = answer.evacuation.as_ref().map_or(0, |one| amount(one.left_bytes));
-        let progress = Progress::shown("moving", total, wanted);
-        while let (PoolDeviceState::Leaving, Some(now)) = (answer.state(), &answer.evacuation) {
-            if self.wait.is_some_and(|limit| begun.elapsed() >= limit) {
-                progress.clear();
-                let limit = self.wait.unwrap_or_default();
-                let problem = format!(
-                    "has not left after {limit:?} ({}). The daemon continues: wait longer, or see \
-                     `blockd pool device list`",
-                    leaving(now, &context.output)
-                );
-                return Err(Error::in_use(format!("device {path}"), problem));
-            }
-            progress.set(total.saturating_sub(amount(now.left_bytes)));
-            tokio::time::sleep(LOOK).await;
-            answer = client.remove_pool_device(ask(DeviceRemoval::Unspecified)).await?;
-        }
-        progress.clear();
-        if answer.state() != PoolDeviceState::Left {
+        let ends_at_once = self.abort || self.no_wait;
+        let emptying = Emptying { request, ends_at_once, wait: self.wait, done: "left" };
+        let (changed, answer) = emptying.carry_out(context).await?;
+        if !ends_at_once && answer.state() != PoolDeviceState::Left {
             let problem = "stays in the pool: its removal was aborted";
-            return Err(Error::in_use(format!("device {path}"), problem));
+            return Err(Error::in_use(format!("device {}", emptying.request.path), problem));
         }
         Ok((changed, answer))
     }

@@ -1,4 +1,4 @@
-//! Devices that leave a pool.
+//! Devices that leave a pool, or become smaller.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,9 +12,11 @@ use blockd_media::units::{human, to_wire};
 
 use super::errors::pool_error;
 use super::joining::{answered, checked_path};
+use super::messages::device;
+use super::shrinking::{ONE_AT_A_TIME, check_may_shrink, only_device};
 use super::{Control, EventKind, blocking};
 
-/// The device that is leaving, as a client gets it.
+/// The device that is leaving or shrinking, as a client gets it.
 pub(super) fn evacuation(
     handle: &PoolHandle,
     status: &EvacuationStatus,
@@ -28,6 +30,7 @@ pub(super) fn evacuation(
         rate_bytes: to_wire(status.rate),
         waits_for_space: status.waits_for_space,
         errors: status.errors,
+        shrinks_to_bytes: to_wire(status.shrinks_to.unwrap_or(0)),
     })
 }
 
@@ -57,76 +60,137 @@ pub(super) fn check_may_leave(
     }
     if let Some(other) = leaving.filter(|other| *other != place) {
         let other = handle.path_at(other).unwrap_or_default();
-        let problem = "is leaving: wait, or keep it with `blockd pool device remove --abort`";
-        return Err(Error::in_use(other.display().to_string(), problem));
+        return Err(Error::in_use(other.display().to_string(), ONE_AT_A_TIME));
     }
     Ok(())
 }
 
+fn state_of(found: Membership, status: &EvacuationStatus) -> PoolDeviceState {
+    match found {
+        Membership::At(device) if status.device != Some(device) => PoolDeviceState::InUse,
+        Membership::At(_) if status.shrinks_to.is_some() => PoolDeviceState::Shrinking,
+        Membership::At(_) => PoolDeviceState::Leaving,
+        _ => PoolDeviceState::Left,
+    }
+}
+
 impl Control {
-    /// Begins to empty a device, or keeps it after all.
+    /// Begins to empty a device or its end, or keeps it after all.
     pub(super) async fn remove_pool_device(
         &self,
         asked: &v1::RemovePoolDeviceRequest,
     ) -> Result<v1::RemovePoolDeviceResponse, Error> {
         let handle = self.pool(&asked.name)?;
         let failed = |error| pool_error(handle.name(), error);
-        let rate = u64::try_from(asked.rate_bytes).map_err(|_| {
-            Error::invalid("rate_bytes", asked.rate_bytes, "0 or more bytes a second")
-        })?;
+        let not_negative = |field, bytes: i64| {
+            u64::try_from(bytes).map_err(|_| Error::invalid(field, bytes, "0 or more bytes"))
+        };
+        let rate = not_negative("rate_bytes", asked.rate_bytes)?;
+        let keep = not_negative("keep_bytes", asked.keep_bytes)?;
         let action = asked.action();
-        if asked.path.is_empty() && action != DeviceRemoval::Unspecified {
-            return Err(Error::missing("path", "the path of a device of the pool"));
-        }
-        let mut changed = false;
         // Until the answer: a device that is about to join may pass for one that has left.
         let _one = self.lock_devices_of(&handle).await;
         let name = handle.name().to_owned();
-        if action != DeviceRemoval::Unspecified {
-            let leaving = handle.evacuation(None).await.map_err(failed)?.device;
-            let command = match (membership(&handle, &asked.path).await?, action) {
-                (Membership::At(device), DeviceRemoval::Abort) => {
-                    (leaving == Some(device)).then_some(Command::KeepDevice { device })
-                }
-                (Membership::At(device), _) => {
-                    check_may_leave(&handle, &asked.path, device, leaving)?;
-                    Some(Command::RemoveDevice { device })
-                }
-                _ => None,
-            };
-            if let Some(command) = command {
-                let outcome = handle.control(command).await.map_err(failed)?;
-                changed = outcome != Outcome::Unchanged;
+        let path = match asked.path.is_empty() {
+            true if keep > 0 => only_device(&handle)?,
+            true if action != DeviceRemoval::Unspecified => {
+                return Err(Error::missing("path", "the path of a device of the pool"));
             }
-        }
-        let status = handle.evacuation((rate > 0).then_some(rate)).await.map_err(failed)?;
-        let state = match asked.path.is_empty() {
-            true => PoolDeviceState::Unspecified,
-            false => match membership(&handle, &asked.path).await? {
-                Membership::At(device) if status.device == Some(device) => PoolDeviceState::Leaving,
-                Membership::At(_) => PoolDeviceState::InUse,
-                _ => PoolDeviceState::Left,
-            },
+            _ => asked.path.clone(),
         };
+        let changed = match action {
+            DeviceRemoval::Unspecified => false,
+            _ => self.change_device(&handle, &path, (action, keep)).await?,
+        };
+        let status = handle.evacuation((rate > 0).then_some(rate)).await.map_err(failed)?;
+        let found = match path.is_empty() {
+            true => None,
+            false => Some(membership(&handle, &path).await?),
+        };
+        let state = found.map_or(PoolDeviceState::Unspecified, |one| state_of(one, &status));
+        if changed {
+            self.note_change(&handle, (action, keep), &path, status.left);
+        }
+        // Before the answer, which says that the device may go, or is smaller.
         if state == PoolDeviceState::Left {
-            // Before the answer, which says that the device may go.
             self.forget_departed_now(&handle).await?;
         }
-        if changed {
-            let (pool, path, left) = (shown(&name), shown(&asked.path), human(status.left));
-            let (kind, text) = match action {
-                DeviceRemoval::Abort => {
-                    (EventKind::DeviceStays, format!("device {path} stays in pool {pool}"))
+        let mut shown_device = None;
+        if let Some(Membership::At(place)) = found {
+            if state == PoolDeviceState::InUse {
+                self.finish_shrink_now(&handle).await?;
+                // The daemon may have been killed before the file was truncated.
+                if keep > 0 && action == DeviceRemoval::Begin {
+                    self.cut_off(&handle, place).await?;
                 }
-                _ => {
-                    let text = format!("device {path} leaves pool {pool}: {left} are to be moved");
-                    (EventKind::DeviceLeaves, text)
-                }
-            };
-            self.events().publish(kind, &name, "", text);
+            }
+            shown_device = handle.device_at(place).map(|one| device(&one.present()));
         }
-        let evacuation = evacuation(&handle, &status);
-        Ok(v1::RemovePoolDeviceResponse { changed, name, evacuation, state: state.into() })
+        Ok(v1::RemovePoolDeviceResponse {
+            changed,
+            name,
+            evacuation: evacuation(&handle, &status),
+            state: state.into(),
+            device: shown_device,
+        })
+    }
+
+    /// Carries an action out, if there is anything to do. Returns whether that changed anything.
+    async fn change_device(
+        &self,
+        handle: &PoolHandle,
+        path: &str,
+        (action, keep): (DeviceRemoval, u64),
+    ) -> Result<bool, Error> {
+        let failed = |error| pool_error(handle.name(), error);
+        // Of a device that has shrunk just now.
+        self.finish_shrink_now(handle).await?;
+        let present = handle.evacuation(None).await.map_err(failed)?;
+        let command = match (membership(handle, path).await?, action) {
+            (Membership::At(device), DeviceRemoval::Abort) if present.device == Some(device) => {
+                Command::KeepDevice { device }
+            }
+            (_, DeviceRemoval::Abort) => return Ok(false),
+            (Membership::At(device), _) if keep > 0 => {
+                check_may_shrink(handle, (device, keep), &present)?;
+                Command::ShrinkDevice { device, size: keep }
+            }
+            (Membership::At(device), _) => {
+                check_may_leave(handle, path, device, present.device)?;
+                Command::RemoveDevice { device }
+            }
+            _ if keep > 0 => return Err(Error::invalid("path", path, "a device that is in use")),
+            _ => return Ok(false),
+        };
+        Ok(handle.control(command).await.map_err(failed)? != Outcome::Unchanged)
+    }
+
+    /// Publishes that a device begins to leave or to shrink, or stays as it is.
+    fn note_change(
+        &self,
+        handle: &PoolHandle,
+        (action, keep): (DeviceRemoval, u64),
+        path: &str,
+        left: u64,
+    ) {
+        let (pool, path, left) = (shown(handle.name()), shown(path), human(left));
+        let (kind, text) = match action {
+            DeviceRemoval::Abort => {
+                (EventKind::DeviceStays, format!("device {path} stays in pool {pool}"))
+            }
+            _ if keep > 0 => {
+                let size = human(keep);
+                let text = format!(
+                    "device {path} of pool {pool} shrinks to {size}: {left} are to be moved"
+                );
+                (EventKind::DeviceShrinks, text)
+            }
+            _ => {
+                let text = format!("device {path} leaves pool {pool}: {left} are to be moved");
+                (EventKind::DeviceLeaves, text)
+            }
+        };
+        self.events().publish(kind, handle.name(), "", text);
     }
 
     /// Releases the devices that have left the pool, and returns them by their numbers. A pool that

@@ -36,6 +36,8 @@ struct Keeper {
     below: Option<u64>,
     /// The devices that have left and are noted; `None` before the first look.
     departed: Option<BTreeSet<usize>>,
+    /// A device that has shrunk could not be cut off: the next request does it.
+    is_uncut: bool,
     /// The number of reported times of waiting.
     notified_blocked: usize,
     /// More space is being looked for. The search may take as long as a hook may, and changes are
@@ -87,6 +89,7 @@ impl Keeper {
             state: SpaceState::Normal,
             below: None,
             departed: None,
+            is_uncut: false,
             notified_blocked: 0,
             finding: None,
             gave_up: None,
@@ -112,6 +115,7 @@ impl Keeper {
                     self.look_below().await;
                     self.look_who_waits();
                     self.note_departed().await;
+                    self.note_shrunk().await;
                 }
             }
             self.find_more();
@@ -174,6 +178,22 @@ impl Keeper {
             Err(error) => {
                 tracing::error!(pool, %error, "a device that has left stays in the list of pools");
             }
+        }
+    }
+
+    /// Cuts off what lies behind the new end of a device that has shrunk.
+    async fn note_shrunk(&mut self) {
+        let handle = &self.finder.handle;
+        match self.finder.control.finish_shrink(handle).await {
+            Ok(()) => self.is_uncut = false,
+            Err(error) if !self.is_uncut => {
+                self.is_uncut = true;
+                tracing::error!(
+                    pool = handle.name(), %error,
+                    "a device that has shrunk in the pool is as long as before"
+                );
+            }
+            Err(_) => {}
         }
     }
 

@@ -61,7 +61,7 @@ pub(super) fn count(count: usize) -> u32 {
 }
 
 #[expect(deprecated, reason = "older clients read size_gb")]
-fn device(info: &DeviceInfo) -> v1::Device {
+pub(super) fn device(info: &DeviceInfo) -> v1::Device {
     v1::Device {
         path: info.path.display().to_string(),
         size_gb: to_wire_gb(info.size),

@@ -40,6 +40,7 @@ mod served;
 mod server;
 mod service;
 mod settings;
+mod shrinking;
 mod snapshots;
 mod space;
 mod state_file;

@@ -137,12 +137,18 @@ impl PoolHandle {
         Some(self.find_device(path)?.1)
     }
 
+    /// The device at a place of the device table.
+    #[must_use]
+    pub fn device_at(&self, place: u8) -> Option<&Arc<Device>> {
+        let mut joined = self.shared.joined();
+        let found = joined.find(|(at, _)| self.shared.membership(*at) == Membership::At(place))?;
+        Some(found.1)
+    }
+
     /// The path of the device at a place of the device table.
     #[must_use]
     pub fn path_at(&self, place: u8) -> Option<PathBuf> {
-        let mut joined = self.shared.joined();
-        let found = joined.find(|(at, _)| self.shared.membership(*at) == Membership::At(place))?;
-        Some(found.1.info().path.clone())
+        Some(self.device_at(place)?.info().path.clone())
     }
 
     /// Open devices, for rings: those of the pool, spares, and those that have left. Their numbers

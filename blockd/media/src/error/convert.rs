@@ -44,6 +44,9 @@ impl From<MapperError> for Error {
             MapperError::Unsuitable { volume, problem } => {
                 Self::in_use(format!("volume {volume}:"), problem)
             }
+            MapperError::TooSmall { size, least, why } => {
+                Self::out_of_range("size", size, format!("at least {least} bytes {why}"))
+            }
             MapperError::NoSpace { needed, free } => {
                 Self::NoSpace { what: "pool".to_owned(), needed, free }
             }

@@ -104,7 +104,17 @@ pub enum Control {
         /// Position in the pool's device table; not the first.
         device: u8,
     },
-    /// Keeps a device that is leaving. What was moved stays where it is.
+    /// Makes a device smaller: moves everything that lies behind its new end. Answered when that
+    /// has begun, and continued as the removal of a device is. Refused where the rest of the pool
+    /// has no room.
+    ShrinkDevice {
+        /// Position in the pool's device table.
+        device: u8,
+        /// Bytes that it is to have; what is left of an extent at the end is not used.
+        size: u64,
+    },
+    /// Keeps a device that is leaving, or the size of one that shrinks. What was moved stays where
+    /// it is.
     KeepDevice {
         /// Position in the pool's device table.
         device: u8,
@@ -148,7 +158,9 @@ pub enum Outcome {
     },
     /// The device is leaving.
     Leaving,
-    /// The device stays in the pool.
+    /// The device is shrinking.
+    Shrinking,
+    /// The device stays in the pool, with its size.
     Kept,
     /// Entries may be composite from now on.
     Enabled,

@@ -1,4 +1,4 @@
-//! The search for what lies on the leaving device, in bounded steps.
+//! The search for what lies in leaving extents, in bounded steps.
 
 use std::sync::Arc;
 
@@ -98,7 +98,7 @@ impl Engine {
     }
 
     /// Has the next checkpoint write a leaf's pages, for all that share it, if one of them lies on
-    /// the device. None of the holders may keep the reference to the old page (M7).
+    /// such an extent. None of the holders may keep the reference to the old page (M7).
     fn move_leaf_pages(&mut self, volume: &Volume, slot: SlotIndex, leaf: LeafId) {
         let pool = Arc::clone(&self.pool);
         let lies_on_it = |id: &LeafId| {
@@ -155,12 +155,13 @@ impl Engine {
         (0..promised).for_each(|_| pool.return_page());
     }
 
-    /// Has the next checkpoint write all index and catalogue pages that lie on the device.
-    pub(super) fn move_index_pages(&mut self, device: usize) {
-        let geometry = self.pool.geometry;
-        let lies_on_it = |address: PageAddress| {
-            address.0 != 0 && crate::pool::split(geometry.page_place(address).0).0 == device
+    /// Has the next checkpoint write all index and catalogue pages that lie in leaving extents.
+    pub(super) fn move_index_pages(&mut self) {
+        let (geometry, Some(leaving)) = (self.pool.geometry, self.evacuation.leaving) else {
+            return;
         };
+        let lies_on_it =
+            |address: PageAddress| address.0 != 0 && leaving.holds(geometry.page_place(address).0);
         let pages = self.trees.count_pages(lies_on_it);
         // Each with those above it.
         let needed = (pages * self.levels()).min(self.trees.most_pages());

@@ -214,16 +214,26 @@ impl World {
         self.submit(Control::SetComposite { enabled }, None, mark)
     }
 
-    /// A device leaves, if enough is left without it; now and then the leaving one stays.
+    /// A device leaves or shrinks, if enough is left without it; now and then the leaving one
+    /// stays.
     fn change_devices(&mut self) -> Result<(), Violation> {
         let Phase::Up(up) = &self.phase else { return Ok(()) };
         let table = *up.engine.devices();
-        let leaving = table.leaving().and_then(|at| u8::try_from(at).ok());
+        let leaving = table.leaving().and_then(|one| u8::try_from(one.device).ok());
         if let Some(device) = leaving {
             return match self.core.random.u8(..4) {
                 0 => self.submit(Control::KeepDevice { device }, None, Mark::DeviceStays),
                 _ => Ok(()),
             };
+        }
+        let share = self.core.profile.shrinks;
+        if self.core.chance(share) {
+            let present: Vec<_> = table.present().collect();
+            let (at, record) = present[self.core.random.usize(..present.len())];
+            let device = u8::try_from(at).unwrap_or(u8::MAX);
+            let extents = self.core.random.u64(record.extents / 2..=record.extents);
+            let size = extents * u64::from(self.core.profile.extent_size);
+            return self.submit(Control::ShrinkDevice { device, size }, None, Mark::DeviceShrinks);
         }
         let others: Vec<u8> =
             table.present().skip(1).filter_map(|(at, _)| u8::try_from(at).ok()).collect();
@@ -234,12 +244,16 @@ impl World {
         self.submit(Control::RemoveDevice { device }, None, Mark::DeviceLeaves)
     }
 
-    /// Notes devices that are no longer of the pool. What was on them is lost, but for superblocks
-    /// of before: nothing may need it.
+    /// Notes devices that are no longer of the pool, or not as a whole. What was on them is lost,
+    /// but for superblocks of before: nothing may need it.
     pub(super) fn note_devices(&mut self) {
         let Phase::Up(up) = &self.phase else { return };
         let table = *up.engine.devices();
         for (at, record) in table.as_slice().iter().enumerate() {
+            if record.is_present() && record.extents < self.core.extents[at] {
+                self.core.marks.hit(Mark::DeviceShrunk);
+                self.core.shrink_device(at, record.extents);
+            }
             if record.is_present() || self.core.gone.contains(&at) {
                 continue;
             }
@@ -354,6 +368,7 @@ impl World {
                 | MapperError::Limit { .. }
                 | MapperError::Unsuitable { .. }
                 | MapperError::Invalid { .. }
+                | MapperError::TooSmall { .. }
         );
         if !failed {
             self.core.oracle.end_control(number, Err(()));

@@ -93,6 +93,7 @@ pub struct World {
 #[derive(Clone, Debug)]
 pub struct Frozen {
     disks: Vec<Disk>,
+    extents: Vec<u64>,
     oracle: Oracle,
     ring: Vec<u64>,
     profile: Profile,
@@ -175,6 +176,7 @@ impl World {
     pub fn freeze(&self) -> Frozen {
         Frozen {
             disks: self.core.disks.clone(),
+            extents: self.core.extents.clone(),
             oracle: self.core.oracle.clone(),
             ring: self.core.ring.image(),
             profile: self.core.profile.clone(),
@@ -191,6 +193,7 @@ impl World {
     pub fn thaw(frozen: &Frozen, seed: u64) -> Self {
         let mut core = Core::new(seed, frozen.profile.clone());
         core.disks.clone_from(&frozen.disks);
+        core.extents.clone_from(&frozen.extents);
         core.oracle = frozen.oracle.clone();
         core.ring = Ring::of(frozen.ring.iter().copied());
         core.boot = frozen.boot;

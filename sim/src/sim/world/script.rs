@@ -102,6 +102,7 @@ impl World {
         let size = extents * u64::from(self.core.profile.extent_size);
         let handle = u8::try_from(self.core.disks.len()).unwrap_or(u8::MAX);
         self.core.disks.push(Disk::new(size / UNIT));
+        self.core.extents.push(extents);
         let device = NewDevice {
             name: format!("dev{}", handle + 1),
             uuid: [handle + 1; 16],
@@ -118,6 +119,7 @@ impl World {
         let size = extents * u64::from(self.core.profile.extent_size);
         if let Some(disk) = self.core.disks.get_mut(usize::from(device)) {
             disk.grow(size / UNIT);
+            self.core.extents[usize::from(device)] = extents;
         }
         self.submit(Control::GrowDevice { device, size }, None, Mark::GrowDevice)?;
         self.settle()

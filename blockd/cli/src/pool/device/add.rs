@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::super::super::duration::duration;
 use super::super::super::{Context, amount};
 use super::super::create::path_argument;
-use super::{Remove, leaving};
+use super::{Remove, leaving, rate_bytes};
 
 /// Take a file or disk into a pool
 ///
@@ -121,7 +121,7 @@ impl Replace {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let Self { old, new, pool, rate, no_wait, wait } = self;
         let remove = Remove { path: old, pool, rate, abort: false, no_wait, wait };
-        remove.rate_bytes()?;
+        rate_bytes(remove.rate.as_deref())?;
         let new = path_argument(&new)?;
         let old = path_argument(&remove.path)?;
         let added = add(context, &remove.pool, new.clone(), old).await?;
