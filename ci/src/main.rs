@@ -15,6 +15,7 @@ mod image;
 mod manifests;
 mod messages;
 mod package;
+mod release;
 mod requirements;
 mod rules;
 mod rustdoc;
@@ -128,6 +129,16 @@ enum Action {
         /// Upgrade from this package of the daemon, not from the same program as an older version
         #[arg(long, value_name = "FILE")]
         previous: Option<PathBuf>,
+    },
+    /// Everything that is published: an archive and Debian packages of programs that need no
+    /// library, with a bill of materials and checksums, tried on an older Debian
+    Release {
+        /// Use the existing programs of a release, without building them
+        #[arg(long)]
+        built: bool,
+        /// Write the files, their sizes and checksums as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
     },
     /// Installs what tests and benches need and this machine lacks
     Setup,
@@ -305,6 +316,7 @@ fn run(action: &Action) -> Result<bool> {
         }
         Action::Image { built } => Ok(image::run(root, *built)),
         Action::Package { built, previous } => Ok(package::run(root, *built, previous.as_deref())),
+        Action::Release { built, json } => Ok(release::run(root, *built, json.as_deref())),
         Action::Setup => setup::run().map(|()| true),
     }
 }

@@ -259,7 +259,7 @@ fn libc(program: &Path) -> Result<String> {
 }
 
 /// Where a text ends, each time that it is there.
-fn memchr<'a>(bytes: &'a [u8], text: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+pub(crate) fn memchr<'a>(bytes: &'a [u8], text: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
     let found = bytes.windows(text.len()).enumerate().filter(move |(_, window)| *window == text);
     found.map(|(at, _)| at + text.len())
 }

@@ -16,6 +16,7 @@ use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
+    blockd_api::lookup::restrict();
     let mut words = std::env::args_os();
     let program = words.next().unwrap_or_default();
     let mut rest = words.peekable();

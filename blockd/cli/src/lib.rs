@@ -80,6 +80,7 @@ impl Context {
 /// `--json` also to standard output, in parts.
 #[must_use]
 pub fn main(program: &'static dyn Program) -> ExitCode {
+    blockd_api::lookup::restrict();
     completions::answer(args::command);
     let matches = args::command().version(program.version()).get_matches();
     let Arguments { global, verb } = match Arguments::from_arg_matches(&matches) {
