@@ -138,6 +138,8 @@ pub struct Core {
     pub disks: Vec<Disk>,
     /// The extents that each of them has in the pool.
     pub extents: Vec<u64>,
+    /// The same as the device table had them last: fewer while a device grows.
+    pub recorded: Vec<u64>,
     /// Devices that have left the pool.
     pub gone: BTreeSet<usize>,
     /// The bytes of metadata units.
@@ -195,6 +197,7 @@ impl Core {
             random,
             profile,
             disks,
+            recorded: extents.clone(),
             extents,
             gone: BTreeSet::new(),
             contents: Contents::default(),

@@ -250,9 +250,12 @@ impl World {
         let Phase::Up(up) = &self.phase else { return };
         let table = *up.engine.devices();
         for (at, record) in table.as_slice().iter().enumerate() {
-            if record.is_present() && record.extents < self.core.extents[at] {
-                self.core.marks.hit(Mark::DeviceShrunk);
-                self.core.shrink_device(at, record.extents);
+            if record.is_present() {
+                let before = std::mem::replace(&mut self.core.recorded[at], record.extents);
+                if record.extents < before {
+                    self.core.marks.hit(Mark::DeviceShrunk);
+                    self.core.shrink_device(at, record.extents);
+                }
             }
             if record.is_present() || self.core.gone.contains(&at) {
                 continue;

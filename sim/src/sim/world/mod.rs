@@ -94,6 +94,7 @@ pub struct World {
 pub struct Frozen {
     disks: Vec<Disk>,
     extents: Vec<u64>,
+    recorded: Vec<u64>,
     oracle: Oracle,
     ring: Vec<u64>,
     profile: Profile,
@@ -177,6 +178,7 @@ impl World {
         Frozen {
             disks: self.core.disks.clone(),
             extents: self.core.extents.clone(),
+            recorded: self.core.recorded.clone(),
             oracle: self.core.oracle.clone(),
             ring: self.core.ring.image(),
             profile: self.core.profile.clone(),
@@ -194,6 +196,7 @@ impl World {
         let mut core = Core::new(seed, frozen.profile.clone());
         core.disks.clone_from(&frozen.disks);
         core.extents.clone_from(&frozen.extents);
+        core.recorded.clone_from(&frozen.recorded);
         core.oracle = frozen.oracle.clone();
         core.ring = Ring::of(frozen.ring.iter().copied());
         core.boot = frozen.boot;

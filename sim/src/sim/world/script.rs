@@ -103,6 +103,7 @@ impl World {
         let handle = u8::try_from(self.core.disks.len()).unwrap_or(u8::MAX);
         self.core.disks.push(Disk::new(size / UNIT));
         self.core.extents.push(extents);
+        self.core.recorded.push(extents);
         let device = NewDevice {
             name: format!("dev{}", handle + 1),
             uuid: [handle + 1; 16],
