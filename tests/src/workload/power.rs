@@ -130,16 +130,7 @@ fn cut_often(run: &Run, cuts: u64, moves: bool) -> Result<String> {
     ensure!(run.is_short() || snapshots > 0, "no snapshot was there after a cut: {figures}");
     figures.expect_folds()?;
     coming.add(&output.text);
-    let mut said = String::new();
-    if moves {
-        let both = coming.met > 0 && coming.left > 0;
-        let is_seen = both || run.is_short() && coming.met + coming.left > 0;
-        ensure!(is_seen, "no cut met a device that was leaving, or none left: {coming:?}");
-        said = format!(
-            "; {} devices left and {} stayed after all, {} cuts met one that was leaving",
-            coming.left, coming.aborted, coming.met
-        );
-    }
+    let said = if moves { coming.described(run)? } else { String::new() };
     Ok(format!(
         "{cuts} cuts, {early} of them during the start; the disk forgot {lost} sectors; {durable} \
          flushed changes found, {open} others judged, {files} durable files found; cuts met {met}; \
@@ -157,6 +148,17 @@ struct Coming {
 }
 
 impl Coming {
+    /// In words, after the figures of others. Fails if what is looked for was not met.
+    fn described(&self, run: &Run) -> Result<String> {
+        let Self { left, aborted, met } = self;
+        let is_seen = (*met > 0 && *left > 0) || run.is_short() && met + left > 0;
+        ensure!(is_seen, "no cut met a device that was leaving, or none left: {self:?}");
+        Ok(format!(
+            "; {left} devices left and {aborted} stayed after all, {met} cuts met one that was \
+             leaving"
+        ))
+    }
+
     /// Adds the figures that a boot printed last.
     fn add(&mut self, text: &str) {
         let last = text.lines().rev().find(|line| line.starts_with(MOVES) || *line == LEAVING);
