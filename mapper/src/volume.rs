@@ -478,7 +478,7 @@ impl Volume {
         found
     }
 
-    /// Takes every granted extent of a kind back; all of a run are of the same.
+    /// Takes every granted extent of a kind back; in a run, all that follow one of them are of it.
     pub(crate) fn take_back_of(
         &self,
         kind: impl Fn(PhysicalExtent) -> bool,
@@ -487,12 +487,14 @@ impl Volume {
         for attachment in self.attachments.lock().iter() {
             attachment.slice.lock().take_out(&kind, |extent| give(extent, 1));
         }
-        self.reserve.lock().runs.retain(|&(first, count)| {
-            let goes = kind(first);
-            if goes {
-                give(first, count);
+        self.reserve.lock().runs.retain_mut(|(first, count)| {
+            let extents = (first.0..first.0 + *count).map(PhysicalExtent);
+            let stay = extents.take_while(|extent| !kind(*extent)).count() as u64;
+            if stay < *count {
+                give(PhysicalExtent(first.0 + stay), *count - stay);
             }
-            !goes
+            *count = stay;
+            stay > 0
         });
     }
 

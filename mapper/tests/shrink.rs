@@ -343,3 +343,27 @@ fn a_crash_between_the_last_writes_leaves_the_pool_whole() {
     }
     assert!((5..10).contains(&smaller), "{smaller} of the states have the new size");
 }
+
+/// Space that an idle volume holds for writes to come is taken back, also where it lies on both
+/// sides of the new end.
+#[test]
+fn what_an_idle_volume_holds_behind_the_new_end_is_taken_back() {
+    let mut shrunk = 0;
+    for extents in 24..120 {
+        let mut rig = open(&[16 * MIB], Tuning::default());
+        let id = rig.create("idle", 8 << 20);
+        let volume = rig.attach(id);
+        let content = data(3, 6 * EXTENT);
+        rig.write(&volume, 0, &content).unwrap();
+        match rig.control(shrink(0, extents * EXTENT)) {
+            Ok(outcome) => assert_eq!(outcome, Outcome::Shrinking),
+            Err(MapperError::TooSmall { .. }) => continue,
+            other => panic!("{extents} extents: {other:?}"),
+        }
+        wait_until_shrunk(&mut rig);
+        assert_eq!(rig.read(&volume, 0, content.len()), content);
+        rig.check();
+        shrunk += 1;
+    }
+    assert!(shrunk > 10, "{shrunk} sizes were possible");
+}
