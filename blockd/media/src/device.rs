@@ -46,6 +46,10 @@ pub struct Device {
     info: DeviceInfo,
     /// Bytes at present: as in `info` when it was opened.
     size: AtomicU64,
+    /// Held while it is made longer or shorter. How often it was to be made longer: a shortening
+    /// that was decided before that is out of date.
+    resizing: Mutex<()>,
+    growths: AtomicU64,
     memory: Option<Memory>,
     /// Keeps other programs off a block device, for its owner.
     guard: Mutex<Option<File>>,
@@ -176,6 +180,8 @@ impl Device {
         Self {
             file,
             size: AtomicU64::new(info.size),
+            resizing: Mutex::new(()),
+            growths: AtomicU64::new(0),
             info,
             memory,
             guard: Mutex::new(None),
@@ -218,6 +224,9 @@ impl Device {
         if self.memory.is_some() {
             return Ok(present);
         }
+        // A truncation may still be under way that its caller no longer waits for.
+        let _one = self.resizing.lock();
+        self.growths.fetch_add(1, Ordering::SeqCst);
         let size = match (self.info.kind, wanted) {
             (DeviceKind::Disk, _) => ioctl::device_size(&self.file)?,
             (_, None) => self.file.metadata()?.len(),
@@ -236,13 +245,33 @@ impl Device {
         Ok(size.max(present))
     }
 
+    /// How often it was to be made longer.
+    #[must_use]
+    pub fn growths(&self) -> u64 {
+        self.growths.load(Ordering::SeqCst)
+    }
+
     /// Notes that the pool uses no more than this many bytes from now on, and truncates a file. A
-    /// disk stays as long as it is.
-    pub fn shrink(&self, size: u64) -> std::io::Result<()> {
-        if self.info.kind == DeviceKind::File {
-            self.file.set_len(size)?;
+    /// disk stays as long as it is. Blocks; refused where the device was to be made longer since
+    /// its [`Self::growths`] were this many, while another call shortens it, and where this host
+    /// may no longer write.
+    pub fn shrink(&self, size: u64, growths: u64) -> std::io::Result<()> {
+        let refuse = |problem: &str| Err(std::io::Error::other(problem));
+        let Some(_one) = self.resizing.try_lock() else {
+            return refuse("it is being made longer or shorter");
+        };
+        if self.growths() != growths {
+            return refuse("it was made longer meanwhile");
         }
-        self.size.fetch_min(size, Ordering::AcqRel);
+        if !self.may_write() {
+            return refuse("another host has the pool");
+        }
+        // First the size: a file that is shorter than that has lost something.
+        let before = self.size.fetch_min(size, Ordering::AcqRel);
+        if self.info.kind == DeviceKind::File {
+            let cut = self.file.set_len(size);
+            return cut.inspect_err(|_| self.note_size(before));
+        }
         Ok(())
     }
 

@@ -118,7 +118,10 @@ impl Control {
         let mut shown_device = None;
         if let Some(Membership::At(place)) = found {
             if state == PoolDeviceState::InUse {
-                self.finish_shrink_now(&handle).await?;
+                let finished = self.finish_shrink_now(&handle).await;
+                if keep > 0 {
+                    finished?;
+                }
                 // The daemon may have been killed before the file was truncated.
                 if keep > 0 && action == DeviceRemoval::Begin {
                     self.cut_off(&handle, place).await?;
@@ -143,8 +146,12 @@ impl Control {
         (action, keep): (DeviceRemoval, u64),
     ) -> Result<bool, Error> {
         let failed = |error| pool_error(handle.name(), error);
-        // Of a device that has shrunk just now.
-        self.finish_shrink_now(handle).await?;
+        // Of a device that has shrunk just now. A file that can't be truncated does no harm.
+        if let Err(error) = self.finish_shrink_now(handle).await
+            && keep > 0
+        {
+            return Err(error);
+        }
         let present = handle.evacuation(None).await.map_err(failed)?;
         let command = match (membership(handle, path).await?, action) {
             (Membership::At(device), DeviceRemoval::Abort) if present.device == Some(device) => {

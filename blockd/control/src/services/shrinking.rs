@@ -77,15 +77,16 @@ impl Control {
 
     /// The same while nothing else changes the pool's devices.
     pub(super) async fn finish_shrink_now(&self, handle: &PoolHandle) -> Result<(), Error> {
-        match handle.mapper().shrunk() {
-            Some(place) => self.cut_off(handle, place).await,
-            None => Ok(()),
-        }
+        let Some(place) = handle.mapper().shrunk() else { return Ok(()) };
+        self.cut_off(handle, place).await?;
+        handle.mapper().forget_shrunk(place);
+        Ok(())
     }
 
     /// Truncates a file that is longer than its part of the pool. A disk stays as long as it is.
     pub(super) async fn cut_off(&self, handle: &PoolHandle, place: u8) -> Result<(), Error> {
         let Some(device) = handle.device_at(place).cloned() else { return Ok(()) };
+        let growths = device.growths();
         // A part of an extent at the end is the device's, too: the pool is refused without it.
         let status = handle.evacuation(None).await;
         let sizes = status.map_err(|error| pool_error(handle.name(), error))?.sizes;
@@ -95,7 +96,7 @@ impl Control {
         }
         let path = device.info().path.display().to_string();
         let shrunk = Arc::clone(&device);
-        let cut = answered(&path, move || Ok(shrunk.shrink(size))).await?;
+        let cut = answered(&path, move || Ok(shrunk.shrink(size, growths))).await?;
         cut.map_err(|error| Error::io(format!("truncate {path}"), error))?;
         let (pool, shown_path, bytes) = (shown(handle.name()), shown(&path), human(size));
         let rest = match device.info().kind {
