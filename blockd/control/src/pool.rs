@@ -93,6 +93,10 @@ pub(crate) async fn grow(
         let name = path.display().to_string();
         Err(PoolError::from(MapperError::Device { name, problem }))
     };
+    // Before the file is made longer.
+    if handle.evacuation(None).await?.device == Some(position) {
+        return refuse("it leaves the pool or shrinks: end that first, with --abort".to_owned());
+    }
     if found.memory().is_some() {
         return refuse("it is in memory, and stays as long as it is".to_owned());
     }
@@ -138,6 +142,8 @@ pub(crate) async fn join(
         return Err(MapperError::Device { name, problem }.into());
     }
     let (new, pool, joining) = (new_device(device), handle.clone(), Arc::clone(device));
+    // Before it is remembered: a spare device that is refused is tried again and again.
+    pool.mapper().check_new_device(0, &new)?;
     blocking(move || pool.remember_disk(new.uuid, &joining)).await??;
     let done = handle.control(Control::AddDevice { handle: number, device: new }).await?;
     Ok(matches!(done, Outcome::Grown { .. }).then(|| gained(handle, &done)))

@@ -187,12 +187,26 @@ fn attachments_of_a_pool_that_was_forgotten_go_with_it() {
     let before = fs::read(&attachments).unwrap();
     case.daemon.ok(&["pool", "delete", "--force", "--yes", "w"]);
     assert!(fs::read(&attachments).unwrap() != before, "nothing was attached");
-    case.daemon.kill();
-    fs::write(&attachments, before).unwrap();
-    case.daemon.start_again();
     let elsewhere = case.daemon.dir.join("new.pool");
     let elsewhere = elsewhere.to_str().unwrap();
-    case.daemon.ok(&["pool", "create", "w", "--path", elsewhere, "--size", "64M"]);
+    let create = ["pool", "create", "w", "--path", elsewhere, "--size", "64M"];
+    let mut start_with = |attached: &[u8]| {
+        case.daemon.kill();
+        fs::write(&attachments, attached).unwrap();
+        case.daemon.start_again();
+        case.daemon.run(&create).status.success()
+    };
+    // Those of an older release do not name the pool that they are of, and it may come back.
+    let text = String::from_utf8(before.clone()).unwrap();
+    let mut parts = text.split("\"pool_id\":\"");
+    let mut older = parts.next().unwrap().to_owned();
+    for part in parts {
+        older += "\"pool_id\":";
+        older += &part[part.find('"').unwrap()..].replacen('"', "\"\"", 1);
+    }
+    assert!(older.len() < text.len(), "{text}");
+    assert!(!start_with(older.as_bytes()), "attachments without an identity were dropped");
+    assert!(start_with(&before), "attachments of a deleted pool stand in the way");
 }
 
 /// The daemon is killed after it has forgotten the pool, or before: never is there half a pool.

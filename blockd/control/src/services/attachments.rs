@@ -237,8 +237,10 @@ impl Attachments {
                     continue;
                 }
                 gone.push(Change::Detached(former.clone(), record.volume.clone()));
-                // A volume that has one by the new name was attached since.
-                if attached.get(&name, &record.volume).is_none() {
+                // A volume of the pool that has one by the new name was attached since. That of
+                // another pool is of one that had the name before.
+                let since = attached.get(&name, &record.volume);
+                if since.is_none_or(|other| other.record.pool_id != id) {
                     let (pool, pool_id) = (name.clone(), id.clone());
                     changes.push(Change::Attached(Record { pool, pool_id, ..record }));
                 }

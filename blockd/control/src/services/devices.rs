@@ -267,7 +267,7 @@ impl Control {
         let Ok(pool) = self.pool(&record.pool) else { return Ok(false) };
         let _guard = self.lock(&pool, &record.volume).await;
         // Since it was looked up, it may have been detached: a device made now would be an orphan.
-        let present = self.0.attachments.get(&record.pool, &record.volume);
+        let present = self.0.attachments.get(pool.name(), &record.volume);
         let Some(present) = present.filter(|present| present.record.id == record.id) else {
             return Ok(false);
         };

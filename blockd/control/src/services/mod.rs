@@ -148,6 +148,8 @@ struct Inner {
     making_pools: making::NamedLocks,
     /// A pool is extended once at a time. By the pool's identity.
     growing_pools: making::NamedLocks,
+    /// Held while a pool has two names: in files of the state directory, and in memory.
+    renaming: tokio::sync::Mutex<()>,
     /// One operation at a time on each volume. By the identity of its pool, which may be renamed.
     volumes: making::NamedLocks,
     ready: AtomicBool,
@@ -240,6 +242,7 @@ impl Control {
             space_of_new_pools: RwLock::new(options.template.space.clone()),
             making_pools: making::NamedLocks::default(),
             growing_pools: making::NamedLocks::default(),
+            renaming: tokio::sync::Mutex::default(),
             volumes: making::NamedLocks::default(),
             ready: AtomicBool::new(false),
             stopping: AtomicBool::new(false),

@@ -26,7 +26,11 @@ impl Control {
         checked_name(&former)?;
         check_new_name(&name).map_err(|allowed| Error::invalid("new_name", &name, allowed))?;
         self.not_for_direct(&former)?;
-        let _names = self.0.making_pools.lock_all(vec![former.clone(), name.clone()]).await;
+        let names = self.0.making_pools.lock_all(vec![former.clone(), name.clone()]);
+        let _names = tokio::time::timeout(LOCK_LIMIT, names).await.map_err(|_| {
+            let problem = "is opened, closed or changed by another call: repeat this one";
+            Error::in_use(format!("pool {}", shown(&former)), problem)
+        })?;
         let is_known = |name: &str| self.is_direct(name) || self.0.pools.read().contains_key(name);
         let changed = match (is_known(&former), is_known(&name)) {
             (false, false) => return Err(Error::not_found("pool", &former)),
@@ -113,6 +117,7 @@ impl Control {
             let problem = "was renamed too often since it was opened: close it and open it first";
             return Err(Error::in_use(format!("pool {}", shown(former)), problem));
         }
+        let _renaming = self.0.renaming.lock().await;
         // Crashes may have left the notes of earlier pools of these names.
         for name in [former, name] {
             self.note_closed(name, false).await?;

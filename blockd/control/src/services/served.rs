@@ -81,12 +81,17 @@ pub(super) struct ServedPools {
     created: StateFile,
     state_dir: PathBuf,
     writing: Mutex<()>,
+    /// Whether the file was there when the daemon started. One that was lost has the pools alone
+    /// that were opened since.
+    was_there: bool,
 }
 
 impl ServedPools {
     pub(super) fn new(state_dir: &Path) -> Self {
+        let file = StateFile::new(state_dir, "served.json").with_advice(ADVICE);
         Self {
-            file: StateFile::new(state_dir, "served.json").with_advice(ADVICE),
+            was_there: is_there(file.path()),
+            file,
             created: StateFile::new(state_dir, "pools.json"),
             state_dir: state_dir.to_owned(),
             writing: Mutex::default(),
@@ -184,10 +189,12 @@ impl ServedPools {
         Err(seen.missing(&config.name, &problem))
     }
 
-    /// The names of all; none where the file is lost. Blocks.
+    /// The names of all; `None` where the file was lost. Blocks.
     pub(super) fn names(&self) -> Result<Option<Vec<String>>, Error> {
-        let Some(text) = self.file.read_bytes()? else { return Ok(None) };
-        let all: Vec<ServedPool> = self.file.parse(&text)?;
+        if !self.was_there {
+            return Ok(None);
+        }
+        let all: Vec<ServedPool> = self.file.read()?;
         Ok(Some(all.into_iter().map(|one| one.name).collect()))
     }
 

@@ -384,19 +384,23 @@ impl Control {
     /// Forgets attachments of volumes that are gone from pools that are open, as after a crash in
     /// the middle of a deletion. Those of volumes and pools that have another name follow it.
     pub async fn forget_attachments_of_missing_volumes(&self) -> Result<usize, Error> {
+        // A pool that is being renamed has two names.
+        let _renaming = self.0.renaming.lock().await;
         self.follow_renamed_pools().await?;
         let served = Arc::clone(&self.0.served);
         let served = blocking(move || served.names()).await?;
-        // The daemon may have died while it forgot the pool.
-        let is_forgotten = |name: &str| {
-            let listed = served.as_ref().is_some_and(|names| !names.iter().any(|one| one == name));
-            listed && self.known(name).is_err()
+        // The daemon may have died while it forgot the pool. Records without the pool's identity
+        // may be of one that has another name now.
+        let is_forgotten = |record: &Record| {
+            let is_other = |name: &String| *name != record.pool;
+            let is_listed = served.as_ref().is_none_or(|names| !names.iter().all(is_other));
+            !is_listed && !record.pool_id.is_empty() && self.known(&record.pool).is_err()
         };
         let (mut gone, mut renamed) = (Vec::new(), Vec::new());
         for attachment in self.0.attachments.list() {
             let record = &attachment.record;
             let Ok(pool) = self.pool(&record.pool) else {
-                if is_forgotten(&record.pool) {
+                if is_forgotten(record) {
                     let (pool, volume) = (&record.pool, &record.volume);
                     tracing::warn!(pool, volume, "dropped an attachment: the pool was deleted");
                     gone.push((pool.clone(), volume.clone()));

@@ -72,7 +72,14 @@ fn restarted(ring: &Path, open_id: u64, present: &[Disk]) -> Result<Option<Strin
     let path = file_of(ring);
     let text = match fs::metadata(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Ok(found) if found.len() > MAX_BYTES => String::new(),
+        Ok(found) if found.len() > MAX_BYTES => {
+            let (length, path) = (found.len(), path.display());
+            let problem = format!(
+                "has a delta ring, and the list of its disks can't be read: {path} has {length} \
+                 bytes, {MAX_BYTES} at most"
+            );
+            return Ok(Some(problem));
+        }
         _ => fs::read_to_string(&path).map_err(PoolError::io("read", &path))?,
     };
     let recorded = text.lines().filter_map(|line| parse(line, open_id));
@@ -145,6 +152,9 @@ mod tests {
         assert_eq!(now(8, &[disk(0, 1), disk(2, 4)]), None);
         let problem = now(8, &[disk(0, 1), disk(2, 5)]).unwrap();
         assert!(problem.contains("/dev/2"), "a disk of a device that was added: {problem}");
+        fs::write(file_of(&ring), vec![b'x'; 1 << 15]).unwrap();
+        let problem = now(8, &[disk(0, 1)]).expect("a file that is no list of disks is doubtful");
+        assert!(problem.contains("32768 bytes"), "{problem}");
         fs::remove_file(file_of(&ring)).unwrap();
     }
 }
