@@ -63,7 +63,8 @@ impl Case {
 
     /// Runs commands while the volume `data` is written. Returns its content afterwards as well.
     fn beside_a_writer<T>(&self, commands: impl FnOnce(&Daemon) -> T) -> (T, Vec<u8>) {
-        let (stop, mut written) = (AtomicBool::new(false), self.content.clone());
+        let (stop, begun) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mut written = self.content.clone();
         let result = std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 let mut client = connect(&self.daemon, "data");
@@ -74,10 +75,12 @@ impl Case {
                     client.write(at as u64, &data, false).unwrap();
                     written[at..at + BLOCK].copy_from_slice(&data);
                     round += 1;
+                    begun.store(round > 10, Ordering::Relaxed);
                 }
                 client.flush().unwrap();
                 round
             });
+            wait_until("the volume is written", || begun.load(Ordering::Relaxed));
             let result = commands(&self.daemon);
             stop.store(true, Ordering::Relaxed);
             assert!(writer.join().unwrap() > 10, "nothing was written meanwhile");

@@ -189,13 +189,10 @@ impl ServedPools {
         Err(seen.missing(&config.name, &problem))
     }
 
-    /// The names of all; `None` where the file was lost. Blocks.
-    pub(super) fn names(&self) -> Result<Option<Vec<String>>, Error> {
-        if !self.was_there {
-            return Ok(None);
-        }
-        let all: Vec<ServedPool> = self.file.read()?;
-        Ok(Some(all.into_iter().map(|one| one.name).collect()))
+    /// The names of all; `None` where the file was lost or can't be read. Blocks.
+    pub(super) fn names(&self) -> Option<Vec<String>> {
+        let all = self.was_there.then(|| self.file.read::<ServedPool>().ok()).flatten()?;
+        Some(all.into_iter().map(|one| one.name).collect())
     }
 
     /// The stored entry of a pool: by its name, else by the pool that was served at its place, else

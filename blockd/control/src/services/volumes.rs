@@ -388,7 +388,7 @@ impl Control {
         let _renaming = self.0.renaming.lock().await;
         self.follow_renamed_pools().await?;
         let served = Arc::clone(&self.0.served);
-        let served = blocking(move || served.names()).await?;
+        let served = blocking(move || Ok(served.names())).await?;
         // The daemon may have died while it forgot the pool. Records without the pool's identity
         // may be of one that has another name now.
         let is_forgotten = |record: &Record| {
