@@ -28,13 +28,14 @@ pub(crate) fn make_counts(pool: &Pool, index: usize, device: &DeviceRecord) {
 
 impl Pool {
     /// Position of the last device that has shrunk since the pool was opened, until
-    /// [`Self::forget_shrunk`], it grows, or another one shrinks or leaves. May be called from any thread.
+    /// [`Self::forget_shrunk`], it grows, or another one shrinks or leaves. May be called from any
+    /// thread.
     #[must_use]
     pub fn shrunk(&self) -> Option<u8> {
         Some(self.shrunk.load(Ordering::SeqCst)).filter(|device| *device != NO_DEVICE)
     }
 
-    /// What lay behind the new end of this device was cut off.
+    /// Forgets that this device has shrunk: its end was cut off.
     pub fn forget_shrunk(&self, device: u8) {
         let (seen, none) = (Ordering::SeqCst, NO_DEVICE);
         // Another one may have shrunk since.
