@@ -92,7 +92,7 @@ async fn a_pool_is_renamed_once_and_all_that_is_kept_by_name_follows() {
         let again = rig.client.rename_pool(rename(old, new)).await.unwrap().into_inner();
         assert!(!again.changed && again.pool.unwrap().id == renamed.id, "{old}");
     }
-    // The name is free, and the pool goes on by its new one.
+    // The old name is free, and the pool is served by its new one.
     rig.control.open_pool(&memory_pool("p")).await.unwrap();
     attach_in(&mut rig, "q", "b").await;
     assert_eq!(remembered(rig.folder.path()), ["q"]);

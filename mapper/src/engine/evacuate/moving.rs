@@ -5,8 +5,8 @@
 //!
 //! 1. One more reference to the source, so that no new write goes in place (M1).
 //! 2. All IO that began before has ended (M2). Until then other writes of the extent wait, since a
-//!    copy would miss what a write in place still brings. They wait for a limited time: then the
-//!    move ends, and its reference to the source is gone before they go on.
+//!    copy would miss what a write in place still brings. They wait for a limited time. After
+//!    that the move releases its reference to the source and ends, and then they continue.
 //! 3. The copy of all sub-blocks that any of the entries shows, to a new extent (M3).
 //! 4. Each entry is switched with a record of its own (M4), where no write in flight has the source
 //!    for its own (M5). Until all are switched the target has one more reference too, so that
@@ -422,8 +422,8 @@ impl Engine {
                 }
             }
         }
-        // Before other writes of the extent go on. One that found the reference would copy from the
-        // extent, and miss what an older write in place still brings (M2).
+        // Before the waiting writes of the extent continue. One that found the reference would copy
+        // from the extent, and miss what an older write in place still brings (M2).
         if !active(Mutation::MoveNotHeld) {
             self.releases.release_extent(&pool, one.from);
         }
