@@ -6,9 +6,8 @@ mod cli_support;
 
 use std::fs;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use cli_support::{Daemon, connect, pattern, wait_until};
+use cli_support::{Daemon, connect, pattern, wait_until, writer};
 use serde_json::Value;
 
 const MIB: usize = 1 << 20;
@@ -52,41 +51,12 @@ impl Case {
     }
 
     fn holds(&self, volume: &str, expected: &[u8]) {
-        let mut client = connect(&self.daemon, volume);
-        let mut found = vec![0; expected.len()];
-        for (at, part) in found.chunks_mut(MIB).enumerate() {
-            client.read((at * MIB) as u64, part).unwrap();
-        }
-        let differs = expected.chunks(BLOCK).zip(found.chunks(BLOCK)).position(|(a, b)| a != b);
-        assert_eq!(differs, None, "a block of {volume} differs");
+        writer::holds(&self.daemon, volume, expected);
     }
 
     /// Runs commands while the volume `data` is written. Returns its content afterwards as well.
     fn beside_a_writer<T>(&self, commands: impl FnOnce(&Daemon) -> T) -> (T, Vec<u8>) {
-        let (stop, begun) = (AtomicBool::new(false), AtomicBool::new(false));
-        let mut written = self.content.clone();
-        let result = std::thread::scope(|scope| {
-            let writer = scope.spawn(|| {
-                let mut client = connect(&self.daemon, "data");
-                let mut round = 0;
-                while !stop.load(Ordering::Relaxed) {
-                    let at = round * 7919 % (SIZE / BLOCK) * BLOCK;
-                    let data = [u8::try_from(round % 251).unwrap(); BLOCK];
-                    client.write(at as u64, &data, false).unwrap();
-                    written[at..at + BLOCK].copy_from_slice(&data);
-                    round += 1;
-                    begun.store(round > 10, Ordering::Relaxed);
-                }
-                client.flush().unwrap();
-                round
-            });
-            wait_until("the volume is written", || begun.load(Ordering::Relaxed));
-            let result = commands(&self.daemon);
-            stop.store(true, Ordering::Relaxed);
-            assert!(writer.join().unwrap() > 10, "nothing was written meanwhile");
-            result
-        });
-        (result, written)
+        writer::beside_a_writer(&self.daemon, &self.content, commands)
     }
 
     fn length(&self) -> u64 {

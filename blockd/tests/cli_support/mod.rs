@@ -1,6 +1,8 @@
 //! A daemon in folders of its own, and the binary as its client.
 #![allow(dead_code, clippy::unwrap_used, reason = "shared by test files; a failure fails the test")]
 
+pub(crate) mod writer;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output};
