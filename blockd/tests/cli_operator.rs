@@ -151,6 +151,21 @@ fn a_volume_with_data_is_deleted_from_a_terminal_only_after_a_yes() {
 }
 
 #[test]
+fn a_daemon_that_takes_long_is_said_to_be_waited_for_on_a_terminal() {
+    let daemon = with_data();
+    daemon.process.freeze().unwrap();
+    let text = std::thread::scope(|scope| {
+        let listed = scope.spawn(|| on_terminal(&daemon, "list", ""));
+        std::thread::sleep(std::time::Duration::from_secs(5));
+        daemon.process.signal(nix::sys::signal::Signal::SIGCONT).unwrap();
+        listed.join().unwrap().1
+    });
+    assert!(text.contains("waiting for the daemon") && text.contains("data"), "{text}");
+    let (_, text) = on_terminal(&daemon, "list", "");
+    assert!(!text.contains("waiting"), "{text}");
+}
+
+#[test]
 fn a_transfer_is_one_line_of_the_log() {
     let daemon = with_data();
     daemon.ok(&["export", "data", "copy"]);

@@ -14,12 +14,16 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
+use crate::transfer::progress::awaited;
+
 /// A daemon that answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     inner: ControlClient<Channel>,
     socket: PathBuf,
     timeout: Duration,
+    /// Whether a call that takes long may say so on a terminal.
+    shows_waits: bool,
 }
 
 /// Calls with one answer. Each gives up when the daemon does not answer in time.
@@ -31,7 +35,7 @@ macro_rules! calls {
                     &mut self,
                     request: v1::$request,
                 ) -> Result<v1::$response, Error> {
-                    let answer = self.inner.$name(request).await;
+                    let answer = awaited(self.shows_waits, self.inner.$name(request)).await;
                     answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
                 }
             )*
@@ -97,7 +101,13 @@ impl Client {
         // The host is not used, and has to be there.
         let endpoint = Endpoint::from_static("http://blockd.invalid").timeout(timeout);
         let channel = endpoint.connect_with_connector_lazy(connector);
-        Ok(Self { inner: ControlClient::new(channel), socket, timeout })
+        let inner = ControlClient::new(channel);
+        Ok(Self { inner, socket, timeout, shows_waits: true })
+    }
+
+    /// The same, with nothing said of calls that take long.
+    pub(crate) fn silent(self) -> Self {
+        Self { shows_waits: false, ..self }
     }
 
     /// Streams the events from now on, or the past ones as well.

@@ -72,7 +72,8 @@ struct Context {
 impl Context {
     /// A connection to the daemon.
     async fn client(&self) -> Result<Client, Error> {
-        Client::connect(self.global.socket.as_deref(), self.global.timeout).await
+        let client = Client::connect(self.global.socket.as_deref(), self.global.timeout).await?;
+        Ok(if self.output.is_json() { client.silent() } else { client })
     }
 }
 

@@ -62,7 +62,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 impl Top {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
-        let mut client = context.client().await?;
+        // It has the whole screen.
+        let mut client = context.client().await?.silent();
         let interactive = context.output.terminal().interactive;
         if self.once || context.output.is_json() || !interactive {
             return self.stream(context, &mut client).await;

@@ -1,4 +1,4 @@
-//! A bar on a terminal, nothing elsewhere.
+//! A bar or a line on a terminal, nothing elsewhere.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -118,6 +118,32 @@ impl Steps {
     pub(crate) fn clear(&self) {
         self.0.finish_and_clear();
     }
+}
+
+/// A call that has no answer after this time is said to be waited for.
+const SOON: Duration = Duration::from_secs(2);
+/// Between two changes of the time that is shown.
+const TICK: Duration = Duration::from_millis(500);
+
+/// Awaits the answer of a call. When it takes long, a line on standard error says so, if that is a
+/// terminal.
+pub(crate) async fn awaited<T>(wanted: bool, call: impl Future<Output = T>) -> T {
+    if !wanted || !std::io::stderr().is_terminal() {
+        return call.await;
+    }
+    let mut call = std::pin::pin!(call);
+    if let Ok(answer) = tokio::time::timeout(SOON, &mut call).await {
+        return answer;
+    }
+    let line = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} waiting for the daemon: {elapsed}") {
+        line.set_style(style);
+    }
+    line.set_elapsed(SOON);
+    line.enable_steady_tick(TICK);
+    let answer = call.await;
+    line.finish_and_clear();
+    answer
 }
 
 #[cfg(test)]
