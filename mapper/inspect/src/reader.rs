@@ -309,7 +309,7 @@ pub fn newest_copy(
     copies.newest_on(handle).cloned()
 }
 
-/// A copy that can't be read is one that isn't there.
+/// Reads a copy. One that can't be read is one that isn't there, where others are.
 fn add_copy(
     media: &mut dyn Media,
     copies: &mut Copies,
@@ -319,7 +319,11 @@ fn add_copy(
 ) {
     let mut page = Page::zeroed();
     let inside = offset.checked_add(PAGE_BYTES).is_some_and(|end| end <= size);
-    if inside && media.read(device, offset, &mut page.0).is_ok() {
-        copies.add(&page.0, device, offset);
+    if !inside {
+        return;
+    }
+    match media.read(device, offset, &mut page.0) {
+        Ok(()) => copies.add(&page.0, device, offset),
+        Err(error) => copies.add_unreadable(device, error),
     }
 }

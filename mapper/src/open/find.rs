@@ -5,6 +5,7 @@ use crate::error::MapperError;
 use crate::format::superblock::{DeviceRecord, Superblock, copy_offsets, newest};
 use crate::format::{FormatError, Place};
 use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
+use crate::io::IoError;
 use crate::units::DeviceIndex;
 
 use super::PresentDevice;
@@ -14,6 +15,8 @@ use super::PresentDevice;
 pub struct Copies {
     pub good: Vec<(Place, Superblock)>,
     bad: Vec<FormatError>,
+    /// Devices of which a copy could not be read.
+    unreadable: Vec<(DeviceIndex, IoError)>,
 }
 
 /// Bytes at a device's front that hold copies.
@@ -33,6 +36,17 @@ impl Copies {
             Ok(copy) => self.good.push((place, copy)),
             Err(error) => self.bad.push(error),
         }
+    }
+
+    /// Notes that a place of a device can't be read.
+    pub fn add_unreadable(&mut self, device: DeviceIndex, error: IoError) {
+        self.unreadable.push((device, error));
+    }
+
+    /// The media's error of one of these devices.
+    fn media_error(&self, of: impl Fn(DeviceIndex) -> bool) -> Option<MapperError> {
+        let (device, error) = self.unreadable.iter().find(|(device, _)| of(*device))?;
+        Some(MapperError::Io { operation: "read", device: device.0, error: *error })
     }
 
     /// Returns the offsets at which a device's last copies may lie: by its own front, or, if that
@@ -106,8 +120,9 @@ impl Copies {
         let of_pool: Vec<_> =
             self.good.iter().filter(|(_, copy)| Some(copy.pool_id) == pool).cloned().collect();
         let Some(chosen) = newest(&of_pool)?.cloned() else {
-            let first = self.bad.first().cloned();
-            return Err(first.map_or(MapperError::Internal("no device was read"), Into::into));
+            let damaged = self.bad.first().cloned().map(Into::into);
+            let found = damaged.or_else(|| self.media_error(|_| true));
+            return Err(found.unwrap_or(MapperError::Internal("no device was read")));
         };
         let table = chosen.devices.as_slice();
         let (mut handles, mut seen) = ([0; MAX_DEVICES], [false; MAX_DEVICES]);
@@ -116,9 +131,11 @@ impl Copies {
             (handles[at], seen[at]) = (u8::MAX, true);
         }
         for (handle, device) in present.iter().enumerate() {
-            let copy = self
-                .newest_on(handle)
-                .ok_or_else(|| refuse(&device.name, "holds no readable superblock".to_owned()))?;
+            let copy = self.newest_on(handle).ok_or_else(|| {
+                let media_error = self.media_error(|one| usize::from(one.0) == handle);
+                let none = || refuse(&device.name, "holds no readable superblock".to_owned());
+                media_error.unwrap_or_else(none)
+            })?;
             let at = match position(&chosen, copy) {
                 Some(at) if table[at].is_present() => at,
                 // It has left the pool, and the caller has not noted that yet. Its place may be

@@ -9,11 +9,12 @@ mod restore;
 mod rmap;
 mod scan;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockd_inspect::Reader;
 use blockd_inspect::dump::Lost;
+use blockd_mapper::error::MapperError;
 use blockd_media::error::Error;
 use blockd_media::pool::{Access, Offline, PoolError};
 use serde::Serialize;
@@ -60,7 +61,13 @@ pub(crate) struct ClaimWait {
 /// The pool on these devices.
 fn reader(devices: &mut Offline) -> Result<Reader<'_>, Error> {
     let present = devices.present().to_vec();
-    Ok(Reader::open(devices, &present)?)
+    Reader::open(devices, &present).map_err(|error| match error {
+        MapperError::Io { device, error, .. } if usize::from(device) < present.len() => {
+            let path = Path::new(&present[usize::from(device)].name);
+            Error::file("read", path, std::io::Error::other(error))
+        }
+        error => error.into(),
+    })
 }
 
 fn failed(error: PoolError) -> Error {

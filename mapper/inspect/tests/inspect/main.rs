@@ -13,6 +13,7 @@ use blockd_inspect::repair::RepairOptions;
 use blockd_inspect::thin_xml::thin_xml;
 use blockd_inspect::{DumpError, Reader};
 use blockd_mapper::engine::Control;
+use blockd_mapper::error::MapperError;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::{IoError, Page};
@@ -259,6 +260,30 @@ fn a_copy_that_cannot_be_read_is_warned_of() {
     let mut reader = Reader::open(&mut deaf, &media.open_options().devices).unwrap();
     let report = check(&mut reader, &mut |_| Ok(())).unwrap();
     assert_eq!(report.findings[0].severity, Severity::Warning, "{report:?}");
+}
+
+/// Media of which a device can't be read at all.
+struct Dead<'a>(&'a Media, u8);
+
+impl blockd_inspect::Media for Dead<'_> {
+    fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        if device.0 == self.1 {
+            return Err(IoError::Media);
+        }
+        Image(self.0).read(device, offset, bytes)
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_read_is_named_as_such_and_not_as_damaged() {
+    for sizes in [&[16 * MIB][..], &[12 * MIB, 8 * MIB]] {
+        let media = family(sizes, 100 << 20).kill();
+        let dead = u8::try_from(sizes.len() - 1).unwrap();
+        let mut media_of = Dead(&media, dead);
+        let error = Reader::open(&mut media_of, &media.open_options().devices).unwrap_err();
+        let expected = MapperError::Io { operation: "read", device: dead, error: IoError::Media };
+        assert_eq!(error, expected);
+    }
 }
 
 #[test]
