@@ -1,7 +1,9 @@
 //! `safety`: mistakes of an operator and odd devices on real kernels: disks that other programs
-//! open, file systems that are not mounted, storage that restarts, and a disk that two hosts open.
+//! open, file systems that are not mounted, storage that restarts or fails, and a disk that two
+//! hosts open.
 
 mod disk;
+mod failed;
 mod hosts;
 
 use anyhow::Result;

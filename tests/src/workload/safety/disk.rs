@@ -13,7 +13,7 @@ use super::super::{MARK, Run, device_of, figures, guest, sparse};
 use crate::vm::Drive;
 
 /// Bytes of the disks.
-const DISK: u64 = 512 << 20;
+const DISK: u64 = 768 << 20;
 /// Bytes of a volume, and what is written of it.
 const VOLUME: u64 = 16 << 20;
 const WRITTEN: usize = 1 << 20;
@@ -32,8 +32,9 @@ const OTHERS: [&str; 4] = [
 /// Boots the machine.
 pub(super) fn run(run: &Run) -> Result<String> {
     let folder = Folder::new("safety")?;
-    let mut vm = run.machine("safety")?.modules(&["dm-mod"]).programs(&["wipefs", "dmsetup"]);
-    for disk in ["first", "second", "third"] {
+    let mut vm =
+        run.machine("safety")?.modules(&["dm-mod", "dm-flakey"]).programs(&["wipefs", "dmsetup"]);
+    for disk in ["first", "second", "third", "fourth"] {
         vm = vm.drive(Drive::File(sparse(&folder, disk, DISK)?));
     }
     let short = if run.is_short() { " --short" } else { "" };
@@ -57,10 +58,13 @@ pub fn inside(short: bool) -> Result<()> {
     }
     unmounted("/dev/vdc")?;
     guest::no_errors()?;
+    // From here on the kernel reports errors.
+    super::failed::all(Path::new("/dev/vdd"))?;
     println!(
         "{MARK}a disk that is served: {refused} others refused; a disk taken out and put back \
          {rounds} times: its ring refused; a pool on a file system that was not mounted: missing, \
-         then served by the device it had"
+         then served by the device it had; a disk that failed: its pool closed, checked and opened \
+         while another served; a device with unreadable blocks: left when they could be read"
     );
     Ok(())
 }
