@@ -45,7 +45,8 @@ struct Arguments {
     /// All rounds with the pool on this block device or new file, here. Its content is lost.
     #[arg(long)]
     device: Option<PathBuf>,
-    /// Devices are added to the pool and taken out of it meanwhile. All rounds are here.
+    /// Devices join the pool, leave it, are replaced and shrink meanwhile, and another pool changes
+    /// its name. All rounds are here.
     #[arg(long, conflicts_with_all = ["only_slow", "device"])]
     evacuate: bool,
     /// Volumes.
@@ -79,7 +80,10 @@ fn main() -> ExitCode {
         report(&figures, seconds, arguments.json);
     }
     // A run that killed nothing has shown nothing.
-    let moved = !arguments.evacuate || figures.devices_left > 0 || figures.rounds < 20;
+    let Figures { devices_left, devices_replaced, devices_shrunk, renames, .. } = figures;
+    let rare = [devices_replaced, devices_shrunk, renames].contains(&0);
+    let few = (devices_left == 0 && figures.rounds >= 20) || (rare && figures.rounds >= 60);
+    let moved = !arguments.evacuate || !few;
     let worked = figures.kills > 0 && figures.operations > 0 && figures.compared > 0 && moved;
     match result {
         Ok(()) if worked || figures.rounds < 3 => ExitCode::SUCCESS,
@@ -221,7 +225,10 @@ fn report(figures: &Figures, seconds: f64, json: bool) {
         ("volumes made and deleted", figures.volume_changes),
         ("changes of snapshots and clones", figures.family_changes),
         ("devices that left", figures.devices_left),
+        ("of them, replaced by others", figures.devices_replaced),
+        ("devices that shrank", figures.devices_shrunk),
         ("devices that stayed after all", figures.devices_kept),
+        ("names of a pool and a volume changed", figures.renames),
         ("requests not answered", figures.unanswered),
         ("their sectors, new", figures.unanswered_new),
         ("their sectors, old", figures.unanswered_old),

@@ -48,11 +48,12 @@ enum Kind {
     Clone,
     Rollback,
     Delete,
+    Rename,
 }
 
 /// Commands that a crash met, before they were answered.
 #[derive(Clone, Copy, Default, Debug, Serialize, Deserialize)]
-pub struct Met([u64; 7]);
+pub struct Met([u64; 8]);
 
 impl Met {
     /// Both together.
@@ -72,11 +73,11 @@ impl Met {
 
 impl std::fmt::Display for Met {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [add, write, snapshot, group, clone, rollback, delete] = self.0;
+        let [add, write, snapshot, group, clone, rollback, delete, rename] = self.0;
         write!(
             f,
             "{add} in add, {write} in writes, {snapshot} in snapshot, {group} in snapshot of \
-             several, {clone} in clone, {rollback} in rollback, {delete} in del"
+             several, {clone} in clone, {rollback} in rollback, {delete} in del, {rename} in rename"
         )
     }
 }
@@ -124,6 +125,7 @@ enum Command {
     Clone(String),
     Rollback(String, String),
     Delete(String),
+    Rename(String),
 }
 
 impl Family {
@@ -205,7 +207,7 @@ impl Family {
         let Some(snapshot) = rng.choice(&snapshots).cloned() else {
             return Some(Command::Snapshot(vec![volume]));
         };
-        Some(match rng.u8(..10) {
+        Some(match rng.u8(..11) {
             0..2 => Command::Write(volume, rng.usize(..BLOCKS)),
             2..6 if snapshots.len() >= MOST => Command::Delete(snapshot),
             2..4 => Command::Snapshot(vec![volume]),
@@ -214,6 +216,7 @@ impl Family {
             6 => Command::Clone(snapshot),
             7 => Command::Rollback(volume, snapshot),
             8 => Command::Delete(snapshot),
+            9 => Command::Rename(if rng.bool() { volume } else { snapshot }),
             _ if volumes.len() > 1 => Command::Delete(volume),
             _ => Command::Clone(snapshot),
         })
@@ -253,6 +256,12 @@ impl Family {
                 after.remove(name);
                 Kind::Delete
             }
+            Command::Rename(name) => {
+                if let Some(one) = after.remove(name) {
+                    after.insert(self.name(), one);
+                }
+                Kind::Rename
+            }
         };
         (kind, after)
     }
@@ -281,6 +290,7 @@ impl Family {
                 daemon.cli(&["rollback", "--force", name, snapshot])
             }
             Command::Delete(name) => daemon.cli(&["del", "--force", name]),
+            Command::Rename(name) => daemon.cli(&["rename", name, &format!("{PREFIX}{last}")]),
         }
         .map(|_| ())
     }

@@ -7,6 +7,7 @@ pub mod cut;
 pub mod family;
 pub mod load;
 pub mod moves;
+pub mod renames;
 pub mod volume;
 
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ use churn::Churn;
 use family::Family;
 use load::{Control, Load, Shared, compare};
 use moves::Moves;
+use renames::Renames;
 use volume::{Unanswered, Volume};
 
 /// IO of a dead daemon that takes longer than this to end is late: its successor could have been
@@ -63,7 +65,7 @@ pub struct Options {
     pub longest_ms: u64,
     /// Whether each end is by SIGTERM; one in ten without a word here.
     pub in_order: Option<bool>,
-    /// Whether devices come and go.
+    /// Whether devices come and go, and a pool changes its name.
     pub moves: bool,
 }
 
@@ -83,9 +85,14 @@ pub struct Figures {
     pub volume_changes: u64,
     /// Commands of a family of snapshots and clones, and those that an end met.
     pub family_changes: u64,
-    /// Devices that left the pool, and that stayed after all.
+    /// Devices that left the pool, of them in exchange for another one, those that shrank, and
+    /// those that stayed as they were after all.
     pub devices_left: u64,
+    pub devices_replaced: u64,
+    pub devices_shrunk: u64,
     pub devices_kept: u64,
+    /// Changes of the names of a pool and of a volume in it.
+    pub renames: u64,
     pub met: family::Met,
     pub unanswered: u64,
     /// Sectors of unanswered requests, by what they held afterwards.
@@ -123,7 +130,10 @@ impl Figures {
             volume_changes: self.volume_changes + other.volume_changes,
             family_changes: self.family_changes + other.family_changes,
             devices_left: self.devices_left + other.devices_left,
+            devices_replaced: self.devices_replaced + other.devices_replaced,
+            devices_shrunk: self.devices_shrunk + other.devices_shrunk,
             devices_kept: self.devices_kept + other.devices_kept,
+            renames: self.renames + other.renames,
             met: self.met.with(other.met),
             unanswered: self.unanswered + other.unanswered,
             unanswered_new: self.unanswered_new + other.unanswered_new,
@@ -149,6 +159,7 @@ struct Rounds<'a> {
     churn: Churn,
     family: Family,
     moves: Option<Moves>,
+    renames: Option<Renames>,
     rng: fastrand::Rng,
     figures: Figures,
 }
@@ -203,8 +214,11 @@ impl<'a> Rounds<'a> {
         }
         let churn = Churn::new(rng.u64(..), sub_block, options.in_memory);
         let family = Family::new(rng.u64(..), None)?;
+        let (seed, id) = (rng.u64(..), churn::next_id());
+        let renames = options.moves.then(|| Renames::new(&daemon, seed, id, sub_block));
+        let renames = renames.transpose()?;
         let figures = Figures::default();
-        Ok(Self { options, daemon, volumes, churn, family, moves, rng, figures })
+        Ok(Self { options, daemon, volumes, churn, family, moves, renames, rng, figures })
     }
 
     /// Load, end, start, comparison.
@@ -215,12 +229,13 @@ impl<'a> Rounds<'a> {
         let loads = self.start_loads(&control)?;
         let pause = Duration::from_millis(self.rng.u64(10..=self.options.longest_ms));
         let (daemon, churn, family) = (&self.daemon, &mut self.churn, &mut self.family);
-        let moves = self.moves.as_mut();
+        let (moves, renames) = (self.moves.as_mut(), self.renames.as_mut());
         let over = AtomicBool::new(false);
         let died = std::thread::scope(|scope| {
             let churning = scope.spawn(|| churn.run(daemon, &control));
             let changing = scope.spawn(|| family.run(daemon, &over));
             let moving = moves.map(|moves| scope.spawn(|| moves.run(daemon, &over)));
+            let renaming = renames.map(|renames| scope.spawn(|| renames.run(daemon, &over)));
             std::thread::sleep(pause);
             let signal = if in_order { Signal::SIGTERM } else { Signal::SIGKILL };
             control.ending.store(in_order, Ordering::Relaxed);
@@ -237,10 +252,11 @@ impl<'a> Rounds<'a> {
                     Err(_) => bail!("a thread of volumes that come and go panicked"),
                 }
             }
-            match moving.map(std::thread::ScopedJoinHandle::join) {
-                Some(Ok(result)) => result?,
-                Some(Err(_)) => bail!("a thread of devices that come and go panicked"),
-                None => {}
+            for thread in moving.into_iter().chain(renaming) {
+                match thread.join() {
+                    Ok(result) => result?,
+                    Err(_) => bail!("a thread of devices or names that change panicked"),
+                }
             }
             Ok(died)
         })?;
@@ -266,15 +282,25 @@ impl<'a> Rounds<'a> {
 
     fn start_loads(&mut self, control: &Arc<Control>) -> Result<Vec<Load>> {
         let mut loads = Vec::new();
-        for shared in &self.volumes {
+        for (name, shared) in self.loaded()? {
             for _ in 0..self.options.connections {
-                let connection = self.daemon.connect(&shared.volume().name)?;
+                let connection = self.daemon.connect(&name)?;
                 let depth = self.rng.usize(1..=32);
                 let seed = self.rng.u64(..);
-                loads.push(Load::start(connection, shared, control, depth, seed)?);
+                loads.push(Load::start(connection, &shared, control, depth, seed)?);
             }
         }
         Ok(loads)
+    }
+
+    /// The volumes under load, with their present names.
+    fn loaded(&mut self) -> Result<Vec<(String, Arc<Shared>)>> {
+        let named = |shared: &Arc<Shared>| (shared.volume().name.clone(), Arc::clone(shared));
+        let mut loaded: Vec<_> = self.volumes.iter().map(named).collect();
+        if let Some(renames) = &mut self.renames {
+            loaded.push((renames.find(&self.daemon)?, Arc::clone(&renames.shared)));
+        }
+        Ok(loaded)
     }
 
     fn note(&mut self, control: &Control) {
@@ -283,8 +309,11 @@ impl<'a> Rounds<'a> {
         self.figures.volume_changes = self.churn.changes;
         self.figures.family_changes = self.family.changes.load(Ordering::Relaxed);
         if let Some(moves) = &self.moves {
-            (self.figures.devices_left, self.figures.devices_kept) = (moves.left, moves.aborted);
+            let moves::Counts { left, replaced, shrunk, aborted } = moves.counts;
+            (self.figures.devices_left, self.figures.devices_replaced) = (left, replaced);
+            (self.figures.devices_shrunk, self.figures.devices_kept) = (shrunk, aborted);
         }
+        self.figures.renames = self.renames.as_ref().map_or(0, |renames| renames.changes);
     }
 
     /// A killed daemon: how long does its IO go on? Gives whether its successor runs already.
@@ -348,11 +377,10 @@ impl<'a> Rounds<'a> {
     }
 
     fn compare(&mut self) -> Result<()> {
-        for shared in &self.volumes {
-            let name = shared.volume().name.clone();
+        for (name, shared) in self.loaded()? {
             let connection = self.daemon.connect(&name)?;
             ensure!(connection.size == shared.volume().size(), "{name} has another size");
-            let unanswered = compare(connection, shared)?;
+            let unanswered = compare(connection, &shared)?;
             self.figures.unanswered += unanswered.requests;
             self.figures.unanswered_new += unanswered.new;
             self.figures.unanswered_old += unanswered.old;

@@ -47,7 +47,7 @@ const ROUNDS: &str = "rounds ";
 const FOLDED: &str = "entries were folded";
 /// Precedes the figures of devices that come and go, each time they are counted.
 const MOVES: &str = "moves ";
-/// The guest's message when a device is leaving.
+/// The guest's message when a device is leaving or shrinking.
 const LEAVING: &str = "a device is leaving";
 
 /// The host's half.
@@ -142,20 +142,21 @@ fn cut_often(run: &Run, cuts: u64, moves: bool) -> Result<String> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Coming {
     left: u64,
+    shrunk: u64,
     aborted: u64,
-    /// Cuts while a device was leaving.
+    /// Cuts while a device was leaving or shrinking.
     met: u64,
 }
 
 impl Coming {
     /// In words, after the figures of others. Fails if what is looked for was not met.
     fn described(&self, run: &Run) -> Result<String> {
-        let Self { left, aborted, met } = self;
+        let Self { left, shrunk, aborted, met } = self;
         let is_seen = (*met > 0 && *left > 0) || run.is_short() && met + left > 0;
         ensure!(is_seen, "no cut met a device that was leaving, or none left: {self:?}");
         Ok(format!(
-            "; {left} devices left and {aborted} stayed after all, {met} cuts met one that was \
-             leaving"
+            "; {left} devices left, {shrunk} shrank and {aborted} stayed after all, {met} cuts met \
+             one that was leaving or shrinking"
         ))
     }
 
@@ -165,7 +166,8 @@ impl Coming {
         self.met += u64::from(last == Some(LEAVING));
         let mut lines = text.lines().rev().filter_map(|line| line.strip_prefix(MOVES));
         let figures = lines.next().unwrap_or_default().split(' ');
-        for (sum, word) in [&mut self.left, &mut self.aborted].into_iter().zip(figures) {
+        let sums = [&mut self.left, &mut self.shrunk, &mut self.aborted];
+        for (sum, word) in sums.into_iter().zip(figures) {
             *sum += word.parse().unwrap_or(0);
         }
     }
@@ -275,7 +277,8 @@ fn start(moves: bool) -> Result<(Daemon, Option<Moves>)> {
     let daemon = guest::daemon_with_small_extents(pool, &lines)?;
     let mut moves = Moves::new(&daemon, Some(OTHERS.map(PathBuf::from)), fastrand::u64(..))?;
     let report = |moves: &Moves, leaving| {
-        println!("{MOVES}{} {}", moves.left, moves.aborted);
+        let moves::Counts { left, shrunk, aborted, .. } = moves.counts;
+        println!("{MOVES}{left} {shrunk} {aborted}");
         if leaving {
             println!("{LEAVING}");
         }
