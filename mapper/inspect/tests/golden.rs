@@ -224,10 +224,55 @@ fn composite() -> Rig {
     rig
 }
 
+/// A family on three devices, with more than the first one has room for.
+fn spread() -> Rig {
+    let mut rig = family(&[4 * MIB, 4 * MIB, 6 * MIB]);
+    let id = rig.create("bulk", 4 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &data(6, 4 * MIB / PAGE)).unwrap();
+    rig.flush(&volume).unwrap();
+    rig.worker.detach(volume);
+    rig
+}
+
+/// The same while one of them is emptied, or the end of one.
+fn moving(command: Control) -> Rig {
+    let mut rig = spread();
+    // An extent in four seconds: the crash comes before all is moved.
+    rig.engine.set_evacuation_rate(16 << 10);
+    rig.control(command).unwrap();
+    for _ in 0..20 {
+        rig.now += 1_000_000_000;
+        rig.settle();
+    }
+    let status = rig.engine.evacuation_status();
+    assert!(status.moved > 0 && status.left > 0, "{status:?}");
+    rig
+}
+
+/// The place of a device that has left, and one that has shrunk.
+fn moved() -> Media {
+    let mut rig = spread();
+    for command in [
+        Control::RemoveDevice { device: 1 },
+        Control::ShrinkDevice { device: 2, size: 5 * MIB as u64 },
+    ] {
+        rig.control(command).unwrap();
+        while rig.engine.evacuation_status().device.is_some() {
+            rig.now += 100_000_000;
+            rig.settle();
+        }
+    }
+    let mut media = closed(rig);
+    media.devices[2].truncate(5 * MIB);
+    media.devices.remove(1);
+    media
+}
+
 /// An image by its name.
 type Sample = (&'static str, fn() -> Media);
 
-const SAMPLES: [Sample; 7] = [
+const SAMPLES: [Sample; 10] = [
     ("new", || {
         let mut media = Media::new(&[5 * MIB]);
         media.create();
@@ -239,6 +284,9 @@ const SAMPLES: [Sample; 7] = [
     ("devices-dirty", || family(&[6 * MIB, 4 * MIB, 4 * MIB]).kill()),
     ("full", || closed(full())),
     ("composite", || composite().kill()),
+    ("leaving", || moving(Control::RemoveDevice { device: 1 }).kill()),
+    ("shrinking", || moving(Control::ShrinkDevice { device: 1, size: 2 * MIB as u64 }).kill()),
+    ("moved", moved),
 ];
 
 #[test]
