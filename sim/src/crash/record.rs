@@ -19,6 +19,9 @@ pub const UNIT: usize = 512;
 const EXTENT: usize = 64 << 10;
 const SLOTS: usize = 2;
 const RING: u64 = 64;
+/// Time between two looks at a device that leaves, and how often at the most.
+const LOOK_NS: u64 = 100_000_000;
+const PATIENCE: u32 = 1000;
 
 /// The contents of the volumes, by name.
 pub type State = BTreeMap<String, Vec<u8>>;
@@ -178,8 +181,28 @@ impl Recorder {
                     false => Ok(()),
                 }
             }
+            Do::Leave(device) => self.empty(Control::RemoveDevice { device }),
+            Do::Shrink(device, extents) => {
+                self.empty(Control::ShrinkDevice { device, size: (extents * EXTENT) as u64 })
+            }
             _ => self.structure(step),
         }
+    }
+
+    /// Has a device leave or shrink, and waits until it has.
+    fn empty(&mut self, control: Control) -> Result<(), String> {
+        self.rig.control(control).map_err(|error| error.to_string())?;
+        let mut moved = 0;
+        for _ in 0..PATIENCE {
+            let status = self.rig.engine().evacuation_status();
+            moved = moved.max(status.moved);
+            match status.device {
+                Some(_) => self.rig.pass(LOOK_NS),
+                None if moved > 0 => return Ok(()),
+                None => return Err("nothing was moved".to_owned()),
+            }
+        }
+        Err(format!("it never ends: {:?}", self.rig.engine().evacuation_status()))
     }
 
     fn structure(&mut self, step: Do) -> Result<(), String> {

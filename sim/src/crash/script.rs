@@ -42,6 +42,10 @@ pub enum Do {
     Enable,
     /// Composite entries are turned off, and time passes until all are folded.
     Disable,
+    /// A device is emptied, and leaves the pool.
+    Leave(u8),
+    /// A device shrinks to this many extents.
+    Shrink(u8, usize),
     /// This many first writes of a sub-block in a row, each with a flush.
     FlushEach(&'static str, usize),
 }
@@ -61,11 +65,13 @@ pub struct Script {
 
 use Do::{
     Checkpoint, CloneOf, Create, Delete, Disable, Discard, Enable, Flush, FlushEach, Fold, Fua,
-    Group, LargeClone, Rename, Resize, Rollback, Snapshot, Write, Zeroes,
+    Group, LargeClone, Leave, Rename, Resize, Rollback, Shrink, Snapshot, Write, Zeroes,
 };
 
 const ONE: &[usize] = &[30];
 const TWO: &[usize] = &[22, 14];
+/// The first has room for the log and little more.
+const THREE: &[usize] = &[22, 8, 14];
 /// Little more than the least a pool can have.
 const FULL: &[usize] = &[26];
 
@@ -324,6 +330,35 @@ pub const SCRIPTS: &[Script] = &[
             Checkpoint,
             Write("a", 100, 8),
             Write("a", 1600, 200),
+            Flush("a"),
+        ],
+    ),
+    script(
+        "device-leaves",
+        THREE,
+        &[
+            Create("a", 900),
+            Write("a", 0, 900),
+            Snapshot("a", "s"),
+            Write("a", 60, 16),
+            Checkpoint,
+            Write("a", 400, 8),
+            Leave(1),
+            Write("a", 300, 8),
+            Flush("a"),
+        ],
+    ),
+    script(
+        "device-shrinks",
+        TWO,
+        &[
+            Create("a", 1400),
+            Write("a", 0, 1400),
+            Flush("a"),
+            Discard("a", 0, 700),
+            Flush("a"),
+            Shrink(1, 6),
+            Write("a", 1200, 8),
             Flush("a"),
         ],
     ),
