@@ -13,10 +13,18 @@ pub use v1::EventKind;
 /// Events that are kept. A reader that is further behind gets the number of events that it missed.
 const KEPT: usize = 1024;
 
+/// An event that is kept.
+#[derive(Debug)]
+struct Kept {
+    event: v1::Event,
+    /// The former name of its pool, where the pool was renamed.
+    former: Option<String>,
+}
+
 /// Takes events from their sources, and gives each reader all of them.
 #[derive(Debug)]
 pub struct EventHub {
-    kept: Mutex<VecDeque<Arc<v1::Event>>>,
+    kept: Mutex<VecDeque<Arc<Kept>>>,
     /// The sequence number of the newest event.
     newest: watch::Sender<u64>,
     closed: watch::Sender<bool>,
@@ -30,6 +38,12 @@ impl Default for EventHub {
 }
 
 impl EventHub {
+    /// Publishes that a pool was renamed. Readers of the pool of the former name follow it.
+    pub fn publish_renamed(&self, former: &str, pool: &str, text: String) {
+        tracing::info!(pool, "{text}");
+        self.keep(EventKind::PoolRenamed, (pool, Some(former)), "", text);
+    }
+
     /// Publishes an event to all readers and the log. Never blocks.
     pub fn publish(&self, kind: EventKind, pool: &str, volume: &str, text: impl Into<String>) {
         let text = text.into();
@@ -50,15 +64,17 @@ impl EventHub {
             }
             _ => tracing::info!(pool = in_pool, volume = of_volume, "{text}"),
         }
-        self.keep(kind, pool, volume, text);
+        self.keep(kind, (pool, None), volume, text);
     }
 
     /// Repeats an event for all readers; the log has it already.
     pub fn remind(&self, kind: EventKind, pool: &str, text: String) {
-        self.keep(kind, pool, "", text);
+        self.keep(kind, (pool, None), "", text);
     }
 
-    fn keep(&self, kind: EventKind, pool: &str, volume: &str, text: String) {
+    /// Keeps an event of a pool by its name, and its former one.
+    fn keep(&self, kind: EventKind, names: (&str, Option<&str>), volume: &str, text: String) {
+        let (pool, former) = names;
         let mut kept = self.kept.lock();
         let sequence = *self.newest.borrow() + 1;
         let event = v1::Event {
@@ -73,7 +89,7 @@ impl EventHub {
         if kept.len() == KEPT {
             kept.pop_front();
         }
-        kept.push_back(Arc::new(event));
+        kept.push_back(Arc::new(Kept { event, former: former.map(str::to_owned) }));
         // Under the lock, so that numbers rise in the order of the list.
         self.newest.send_replace(sequence);
     }
@@ -113,10 +129,10 @@ impl EventReader {
         loop {
             let found = {
                 let kept = self.hub.kept.lock();
-                let at = kept.partition_point(|event| event.sequence <= self.seen);
+                let at = kept.partition_point(|one| one.event.sequence <= self.seen);
                 kept.get(at).map(Arc::clone)
             };
-            let Some(event) = found else {
+            let Some(found) = found else {
                 if *self.closed.borrow() {
                     return None;
                 }
@@ -127,12 +143,16 @@ impl EventReader {
                 }
                 continue;
             };
+            let Kept { event, former } = &*found;
             if !std::mem::take(&mut self.replay) {
                 missed += event.sequence - self.seen - 1;
             }
             self.seen = event.sequence;
+            if former.as_ref().is_some_and(|former| *former == self.pool) {
+                self.pool.clone_from(&event.pool);
+            }
             if self.pool.is_empty() || self.pool == event.pool {
-                return Some(v1::Event { missed, ..(*event).clone() });
+                return Some(v1::Event { missed, ..event.clone() });
             }
         }
     }
@@ -186,6 +206,18 @@ mod tests {
         publish(&hub, 1);
         hub.publish(EventKind::PoolOpened, "q", "", "open");
         assert_eq!(reader.next().await.map(|event| event.sequence), Some(2));
+    }
+
+    #[tokio::test]
+    async fn a_reader_follows_its_pool_to_another_name() {
+        let hub = Arc::new(EventHub::default());
+        let reader = hub.reader(false, "q".to_owned());
+        hub.publish_renamed("p", "o", "another one".to_owned());
+        hub.publish_renamed("q", "r", "q is r now".to_owned());
+        hub.publish(EventKind::PoolFailed, "q", "", "a new pool of the former name");
+        hub.publish(EventKind::PoolFailed, "r", "", "failed");
+        hub.close();
+        assert_eq!(rest(reader).await, [(2, 0), (4, 0)]);
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use blockd_media::names::check_new_name;
 
 use super::making::Lock;
 use super::volumes::checked_name;
-use super::{Control, EventKind, blocking, errors, hex};
+use super::{Control, blocking, errors, hex};
 
 /// Waiting for calls on the pool, while others wait for this one.
 const LOCK_LIMIT: Duration = Duration::from_secs(20);
@@ -148,7 +148,7 @@ impl Control {
         self.forget_extend(former).await;
         self.rename_devices_of(pool, former, name).await?;
         let text = format!("pool {} was renamed to {}", shown(former), shown(name));
-        self.events().publish(EventKind::PoolRenamed, name, "", text);
+        self.events().publish_renamed(former, name, text);
         Ok(())
     }
 
