@@ -113,7 +113,7 @@ impl Moves {
                 size => self.shrink(daemon, stop, which, size),
             };
         }
-        if self.rng.u8(..3) == 0 {
+        if self.rng.bool() {
             let size = self.rng.u64(SHRUNK);
             return self.shrink(daemon, stop, drawn, size);
         }
@@ -122,7 +122,7 @@ impl Moves {
     }
 
     fn add_or_replace(&mut self, daemon: &Daemon, stop: &AtomicBool, which: usize) -> Result<()> {
-        if busy(daemon)?.is_some() || self.rng.u8(..3) == 0 {
+        if busy(daemon)?.is_some() || self.rng.u8(..3) > 0 {
             return self.add(daemon, which);
         }
         overwrite(&self.devices[which])?;
