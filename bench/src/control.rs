@@ -152,7 +152,20 @@ pub fn fill(daemon: &Daemon, volumes: usize) -> Result<()> {
     filled.with_context(|| daemon.last_words())
 }
 
-/// A connection to a daemon's control socket.
+/// A connection to a daemon's control socket, made at the first call.
+#[must_use]
+pub fn connect(daemon: &Daemon) -> ControlClient<Channel> {
+    let path = daemon.control_socket();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The host is not used, and has to be there.
+    let endpoint = Endpoint::from_static("http://blockd.invalid");
+    ControlClient::new(endpoint.connect_with_connector_lazy(connector))
+}
+
+/// A daemon that is called.
 struct Rig {
     client: ControlClient<Channel>,
     pid: u32,
@@ -162,14 +175,7 @@ struct Rig {
 
 impl Rig {
     fn new(daemon: &Daemon) -> Result<Self> {
-        let path = daemon.control_socket();
-        let connector = tower::service_fn(move |_| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
-        });
-        // The host is not used, and has to be there.
-        let endpoint = Endpoint::from_static("http://blockd.invalid");
-        let client = ControlClient::new(endpoint.connect_with_connector_lazy(connector));
+        let client = connect(daemon);
         let pid = daemon.pid().context("the daemon does not run")?;
         Ok(Self { client, pid, filled: 0 })
     }

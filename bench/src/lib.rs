@@ -10,6 +10,7 @@ pub mod before;
 pub mod block;
 pub mod budgets;
 pub mod chart;
+pub mod clones;
 pub mod control;
 pub mod counts;
 pub mod cpu;

@@ -87,6 +87,20 @@ pub fn median(values: &[f64]) -> Option<f64> {
     Some(f64::midpoint(lower, upper))
 }
 
+/// The value that this part of all does not exceed; none of none.
+#[must_use]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rank from 0 to the number of values"
+)]
+pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() as f64 * part.clamp(0.0, 1.0)).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
 /// The rank, from 0 and from either end, of the interval's ends.
 fn interval_rank(count: usize) -> usize {
     let n = u32::try_from(count).unwrap_or(u32::MAX).min(1000);
@@ -108,6 +122,14 @@ fn interval_rank(count: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_quantile_is_one_of_the_values() {
+        let values = [4.0, 1.0, 3.0, 2.0];
+        let found = [0.0, 0.25, 0.5, 0.95, 1.0].map(|part| quantile(&values, part).unwrap());
+        assert_eq!(found, [1.0, 1.0, 2.0, 4.0, 4.0]);
+        assert_eq!(quantile(&[], 0.5), None);
+    }
 
     #[test]
     fn nine_pairs_leave_out_the_lowest_and_the_highest() {

@@ -168,6 +168,18 @@ pub(crate) fn bench_tools(root: &Path, arguments: &[String]) -> Result<()> {
     release(root, "blockd-bench", "tools", &all)
 }
 
+/// Runs the bench of clones of one image.
+///
+/// # Errors
+/// As [`bench_tools`].
+pub(crate) fn bench_clones(root: &Path, arguments: &[String]) -> Result<()> {
+    setup::ensure(&setup::CLONES_BENCH)?;
+    let daemon = built::daemon(root)?;
+    let mut all = vec!["--blockd".to_owned(), daemon.to_string_lossy().into_owned()];
+    all.extend(arguments.iter().cloned());
+    release(root, "blockd-bench", "clones", &all)
+}
+
 /// The copy engine beside bare copies, then a pool in persistent memory beside others over NBD and
 /// ublk.
 ///

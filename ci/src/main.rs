@@ -196,6 +196,8 @@ enum Bench {
     /// `blockd import` and `export` beside nbdcopy and qemu-img, and `list` with 10,000 volumes;
     /// arguments go to its binary
     Tools(Forwarded),
+    /// Clones of one image, up to 5,000, beside overlays of qemu; arguments go to its binary
+    Clones(Forwarded),
     /// Measure the costs of snapshots; arguments go to its binary
     Snapshot(Forwarded),
     /// Listing a thousand volumes, and its effect on their IO; arguments go to its binary
@@ -331,6 +333,7 @@ fn bench(root: &Path, what: Option<&Bench>, device: &Device) -> Result<()> {
         Some(Bench::Isolation(rest)) => forward::bench_isolation(root, &rest.arguments),
         Some(Bench::Control(rest)) => forward::bench_control(root, &rest.arguments),
         Some(Bench::Tools(rest)) => forward::bench_tools(root, &rest.arguments),
+        Some(Bench::Clones(rest)) => forward::bench_clones(root, &rest.arguments),
         Some(Bench::Snapshot(rest)) => forward::bench_snapshot(root, &rest.arguments),
         Some(Bench::Csi(rest)) => forward::bench_csi(root, &rest.arguments),
         Some(Bench::Pmem(rest)) => forward::bench_pmem(root, &rest.arguments),

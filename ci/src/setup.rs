@@ -103,6 +103,8 @@ pub(crate) const NBD_BENCH: [Tool; 8] =
 /// The programs that `cargo ci bench tools` compares with ours.
 pub(crate) const TOOLS_BENCH: [Tool; 3] =
     [LIBCLANG, QEMU_IMG, Tool { program: "nbdcopy", package: "libnbd-bin" }];
+/// The programs that `cargo ci bench clones` compares with ours.
+pub(crate) const CLONES_BENCH: [Tool; 3] = [LIBCLANG, QEMU_NBD, QEMU_IMG];
 /// The tools of `cargo ci bench ublk` in its virtual machine, beside [`MACHINES`].
 pub(crate) const UBLK_BENCH: [Tool; 2] = [FIO, LOSETUP];
 /// Installs Debian for `cargo ci bench snapshot --only packing`.

@@ -1,0 +1,328 @@
+//! Clones of one image: how long it takes to make and attach them with few and with many there,
+//! and what they cost while nothing is written, beside overlays of qemu.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use blockd_api::v1;
+use blockd_api::v1::control_client::ControlClient;
+use blockd_testkit::clock::Clock;
+use blockd_testkit::daemon::{Daemon, Home, Settings};
+use blockd_testkit::nbd::Connection;
+use blockd_testkit::tools;
+use serde_json::{Value, json};
+use tonic::transport::Channel;
+
+use crate::control;
+use crate::stats::{median, quantile};
+
+/// The volume with the image, and its snapshot.
+const IMAGE: &str = "image";
+const SNAPSHOT: &str = "golden";
+/// Bytes of a stretch of the image that is written, and from one to the next.
+const STRETCH: u64 = 1 << 20;
+const STRIDE: u64 = 8 << 20;
+/// Bytes that a client reads once it is connected.
+const FIRST_READ: usize = 4096;
+/// How long a server of a peer may take to listen.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long nothing is asked before memory is looked at.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// How it is measured.
+#[derive(Clone, Debug)]
+pub struct Bench {
+    /// The daemon's program.
+    pub blockd: PathBuf,
+    /// Where pool and images lie.
+    pub folder: PathBuf,
+    /// Bytes of the image.
+    pub size: u64,
+    /// Numbers of clones, the lowest first.
+    pub clones: Vec<usize>,
+    /// Overlays of the peer.
+    pub overlays: usize,
+}
+
+/// Milliseconds of the same step for each of many.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Times {
+    /// The middle one.
+    pub p50: f64,
+    /// The one that 19 of 20 do not exceed.
+    pub p95: f64,
+}
+
+impl Times {
+    fn of(seconds: &[f64]) -> Result<Self> {
+        let at = |part: f64| quantile(seconds, part).map(|one| one * 1000.0).context("no times");
+        Ok(Self { p50: at(0.5)?, p95: at(0.95)? })
+    }
+
+    fn to_json(&self) -> Value {
+        json!({ "p50_ms": self.p50, "p95_ms": self.p95 })
+    }
+}
+
+/// The figures with one number of clones.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Figures {
+    /// Clones.
+    pub clones: usize,
+    /// A call that makes one.
+    pub make: Times,
+    /// The calls that make and attach one over NBD, a connection, and a first read.
+    pub make_and_read: Times,
+    /// Memory of the daemon for each, in KiB, with all of them attached.
+    pub rss_kib: f64,
+    /// Of it, memory that is locked.
+    pub locked_kib: f64,
+    /// Seconds of `blockd list`.
+    pub list_s: f64,
+    /// Seconds from the start of the daemon until the last clone is read.
+    pub restart_s: f64,
+    /// Seconds to detach and delete all, one after the other.
+    pub delete_s: f64,
+}
+
+impl Figures {
+    /// Returns them as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        json!({
+            "clones": self.clones, "make": self.make.to_json(),
+            "make_and_read": self.make_and_read.to_json(), "rss_kib": self.rss_kib,
+            "locked_kib": self.locked_kib, "list_s": self.list_s, "restart_s": self.restart_s,
+            "delete_s": self.delete_s,
+        })
+    }
+}
+
+/// The figures of overlays of the same image.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Overlays {
+    /// `qemu-img create -b`.
+    pub make: Times,
+    /// The same, the start of a qemu-nbd, a connection, and a first read.
+    pub make_and_read: Times,
+    /// Memory of each qemu-nbd in KiB.
+    pub rss_kib: f64,
+}
+
+impl Overlays {
+    /// Returns them as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        json!({
+            "make": self.make.to_json(), "make_and_read": self.make_and_read.to_json(),
+            "rss_kib": self.rss_kib,
+        })
+    }
+}
+
+impl Bench {
+    /// Measures each number of clones, with a daemon of its own.
+    ///
+    /// # Errors
+    /// When the daemon fails or refuses a call, or a clone has another content than the image.
+    pub fn measure(&self) -> Result<Vec<Figures>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut all = Vec::new();
+        for &clones in &self.clones {
+            let settings = Settings {
+                home: Home::Below(self.folder.clone()),
+                program: Some(self.blockd.clone()),
+                pool_size: self.size + (2 << 30),
+                tables: "[log]\nlevel = \"warn\"".to_owned(),
+                ..Settings::default()
+            };
+            let mut daemon = Daemon::new("bench-clones", &settings)?;
+            daemon.start()?;
+            let figures = runtime.block_on(self.with(&mut daemon, clones));
+            all.push(figures.with_context(|| daemon.last_words())?);
+            daemon.stop()?;
+        }
+        Ok(all)
+    }
+
+    async fn with(&self, daemon: &mut Daemon, clones: usize) -> Result<Figures> {
+        let image = daemon.folder().join("image");
+        write_image(&image, self.size)?;
+        daemon.cli(&["import", &image.to_string_lossy(), IMAGE])?;
+        daemon.cli(&["snapshot", &format!("{IMAGE}={SNAPSHOT}")])?;
+        daemon.cli(&["detach", IMAGE])?;
+        let mut client = control::connect(daemon);
+        // The code is in memory, and so is the leaf that all clones share.
+        for name in ["warm-0", "warm-1"] {
+            make(&mut client, name).await?;
+            attach(&mut client, name).await?;
+            read(daemon, name)?;
+        }
+        std::thread::sleep(PAUSE);
+        let before = memory(daemon)?;
+        let (mut makes, mut reads) = (Vec::new(), Vec::new());
+        let clock = Clock::start();
+        for number in 0..clones {
+            let name = format!("clone-{number}");
+            let begun = clock.seconds();
+            make(&mut client, &name).await?;
+            let made = clock.seconds();
+            attach(&mut client, &name).await?;
+            read(daemon, &name)?;
+            makes.push(made - begun);
+            reads.push(clock.seconds() - begun);
+        }
+        std::thread::sleep(PAUSE);
+        let after = memory(daemon)?;
+        let each = |at: usize| after[at].saturating_sub(before[at]) as f64 / clones as f64;
+        let mut lists = Vec::new();
+        for _ in 0..5 {
+            let clock = Clock::start();
+            let output = daemon.cli_output(&["list"])?;
+            ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            lists.push(clock.seconds());
+        }
+        daemon.stop()?;
+        let clock = Clock::start();
+        daemon.start()?;
+        read(daemon, &format!("clone-{}", clones - 1))?;
+        let restart_s = clock.seconds();
+        let mut client = control::connect(daemon);
+        let clock = Clock::start();
+        for number in 0..clones {
+            let name = format!("clone-{number}");
+            let detach = v1::DetachVolumeRequest { name: name.clone(), ..Default::default() };
+            client.detach_volume(detach).await?;
+            client.delete_volume(v1::DeleteVolumeRequest { name, ..Default::default() }).await?;
+        }
+        Ok(Figures {
+            clones,
+            make: Times::of(&makes)?,
+            make_and_read: Times::of(&reads)?,
+            rss_kib: each(0),
+            locked_kib: each(1),
+            list_s: median(&lists).context("no lists")?,
+            restart_s,
+            delete_s: clock.seconds(),
+        })
+    }
+
+    /// Measures overlays of the image.
+    ///
+    /// # Errors
+    /// When a program of the peer fails.
+    pub fn overlays(&self) -> Result<Overlays> {
+        let folder = blockd_testkit::folder::Folder::below(&self.folder, "bench-overlays")?;
+        let image = folder.path().join("image");
+        write_image(&image, self.size)?;
+        let mut servers = Servers::default();
+        let (mut makes, mut reads) = (Vec::new(), Vec::new());
+        let clock = Clock::start();
+        for number in 0..=self.overlays {
+            let overlay = folder.path().join(format!("overlay-{number}"));
+            let begun = clock.seconds();
+            let mut create = Command::new("qemu-img");
+            create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&image);
+            tools::output(create.arg(&overlay))?;
+            let made = clock.seconds();
+            let socket = folder.path().join(format!("socket-{number}"));
+            servers.start(&overlay, &socket)?;
+            let listening = || Connection::open(&socket, "").ok();
+            let mut connection = tools::wait_until("a qemu-nbd", PATIENCE, listening)?;
+            expect_image(&connection.read(0, FIRST_READ)?)?;
+            // The first one reads the programs.
+            if number > 0 {
+                makes.push(made - begun);
+                reads.push(clock.seconds() - begun);
+            }
+        }
+        let rss_kib = servers.rss_kib()?;
+        Ok(Overlays { make: Times::of(&makes)?, make_and_read: Times::of(&reads)?, rss_kib })
+    }
+}
+
+/// Servers of a peer, which end with this.
+#[derive(Debug, Default)]
+struct Servers(Vec<Child>);
+
+impl Servers {
+    fn start(&mut self, overlay: &Path, socket: &Path) -> Result<()> {
+        let mut serve = Command::new("qemu-nbd");
+        serve.args(["-f", "qcow2", "--persistent", "-k"]).arg(socket).arg(overlay);
+        serve.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.0.push(serve.spawn().context("starting qemu-nbd")?);
+        Ok(())
+    }
+
+    fn rss_kib(&self) -> Result<f64> {
+        let each: Result<Vec<u64>> =
+            self.0.iter().map(|server| kib_of(server.id(), "VmRSS:")).collect();
+        Ok(each?.iter().sum::<u64>() as f64 / self.0.len() as f64)
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        for server in &mut self.0 {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+async fn make(client: &mut ControlClient<Channel>, name: &str) -> Result<()> {
+    let (name, snapshot) = (name.to_owned(), SNAPSHOT.to_owned());
+    let asked = v1::CloneVolumeRequest { name, snapshot, ..Default::default() };
+    let changed = client.clone_volume(asked).await?.into_inner().changed;
+    ensure!(changed, "a clone was there already");
+    Ok(())
+}
+
+async fn attach(client: &mut ControlClient<Channel>, name: &str) -> Result<()> {
+    let front_end = v1::FrontEnd::Nbd.into();
+    let asked = v1::AttachVolumeRequest { name: name.to_owned(), front_end, ..Default::default() };
+    client.attach_volume(asked).await?;
+    Ok(())
+}
+
+fn read(daemon: &Daemon, name: &str) -> Result<()> {
+    expect_image(&daemon.connect(name)?.read(0, FIRST_READ)?).with_context(|| name.to_owned())
+}
+
+/// The image begins with bytes that are not zero.
+fn expect_image(bytes: &[u8]) -> Result<()> {
+    let mut expected = vec![0; FIRST_READ];
+    fastrand::Rng::with_seed(1).fill(&mut expected);
+    ensure!(bytes == expected, "other bytes than the image has");
+    Ok(())
+}
+
+/// An image of which an eighth was written.
+fn write_image(path: &Path, size: u64) -> Result<()> {
+    let file = File::create(path)?;
+    file.set_len(size)?;
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut buffer = vec![0; usize::try_from(STRETCH)?];
+    for offset in (0..size).step_by(usize::try_from(STRIDE)?) {
+        random.fill(&mut buffer);
+        file.write_all_at(&buffer, offset)?;
+    }
+    Ok(file.sync_all()?)
+}
+
+/// KiB of memory of the daemon, in all and locked.
+fn memory(daemon: &Daemon) -> Result<[u64; 2]> {
+    let pid = daemon.pid().context("the daemon does not run")?;
+    Ok([kib_of(pid, "VmRSS:")?, kib_of(pid, "VmLck:")?])
+}
+
+fn kib_of(pid: u32, line: &str) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let found = status.lines().find_map(|text| text.strip_prefix(line)).unwrap_or_default();
+    let number = found.trim().split(' ').next().unwrap_or_default();
+    number.parse().with_context(|| format!("{line} {found}"))
+}
