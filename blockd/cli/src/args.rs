@@ -10,8 +10,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 use super::duration::duration;
 use super::{
     add, attach, clone, completions, del, diff, events, extend_request, features, health,
-    import_export, man, node, pmem, pool, pool_tools, recover, rename, resize, rollback, set,
-    snapshot, space, top, tune, volumes,
+    import_export, man, node, pmem, pool, pool_tools, recover, rename, reset, resize, rollback,
+    set, snapshot, space, top, tune, volumes,
 };
 
 /// The whole command line.
@@ -73,6 +73,7 @@ pub(crate) enum Verb {
     Snapshot(snapshot::Snapshot),
     Clone(clone::Clone),
     Rollback(rollback::Rollback),
+    Reset(reset::Reset),
     Diff(diff::Diff),
     Space(space::Space),
     Attach(attach::Attach),

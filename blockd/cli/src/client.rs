@@ -69,6 +69,7 @@ calls! {
     create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse;
     clone_volume: CloneVolumeRequest -> CloneVolumeResponse;
     rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
+    reset_volume: ResetVolumeRequest -> ResetVolumeResponse;
     rename_volume: RenameVolumeRequest -> RenameVolumeResponse;
     attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
     detach_volume: DetachVolumeRequest -> DetachVolumeResponse;

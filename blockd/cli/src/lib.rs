@@ -34,6 +34,7 @@ mod pool_tools;
 mod program;
 mod recover;
 mod rename;
+mod reset;
 mod resize;
 mod rollback;
 #[cfg(test)]
@@ -156,6 +157,7 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Snapshot(snapshot) => snapshot.run(context).await,
         Verb::Clone(clone) => clone.run(context).await,
         Verb::Rollback(rollback) => rollback.run(context).await,
+        Verb::Reset(reset) => reset.run(context).await,
         Verb::Diff(diff) => diff.run(context).await,
         Verb::Space(space) => space.run(context).await,
         Verb::Attach(attach) => attach.run(context).await,

@@ -323,6 +323,14 @@ impl Calls for Control {
         .await
     }
 
+    async fn reset_volume(
+        &self,
+        asked: Request<v1::ResetVolumeRequest>,
+    ) -> Answer<v1::ResetVolumeResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.reset_volume(&asked).await }).await
+    }
+
     async fn rename_volume(
         &self,
         asked: Request<v1::RenameVolumeRequest>,

@@ -1,11 +1,13 @@
-//! Snapshots of volumes, volumes that begin as one, and volumes that go back to one.
+//! Snapshots of volumes, volumes that begin as one, and volumes that return to one.
 
 use std::collections::BTreeSet;
 
 use blockd_api::v1::{self, SnapshotMember};
 use blockd_engine::pool::{Control as Command, Outcome, PoolHandle};
+use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_GROUP;
+use blockd_mapper::units::VolumeId;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{human, to_wire};
 
@@ -91,11 +93,7 @@ impl Control {
                            data below them";
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
-        // The kernel's cache of a block device would be written on top otherwise.
-        self.forget_cache(&handle, volume.id).await?;
-        let command = Command::Rollback { volume: volume.id, snapshot: source.id };
-        handle.control(command).await.map_err(|error| of(&handle, error))?;
-        self.forget_cache(&handle, volume.id).await?;
+        self.roll_back(&handle, &volume, &source, source.size).await?;
         let to = human(source.size);
         let text = format!("volume {} was rolled back to {}, {to}", shown(name), shown(snapshot));
         self.events().publish(EventKind::VolumeRolledBack, handle.name(), name, text);
@@ -107,6 +105,58 @@ impl Control {
             volume: Some(self.describe(&handle, name).await?),
             previous_size_bytes: to_wire(volume.size),
         })
+    }
+
+    /// Makes a clone what the snapshot holds that it was made of. Its size and attachment stay.
+    pub(super) async fn reset_volume(
+        &self,
+        asked: &v1::ResetVolumeRequest,
+    ) -> Result<v1::ResetVolumeResponse, Error> {
+        let v1::ResetVolumeRequest { name, pool, force } = asked;
+        let handle = self.pool(pool)?;
+        let _guard = self.lock(&handle, name).await;
+        let volume = existing(&handle, name)?;
+        let refuse = |problem: &str| Err(Error::in_use(format!("volume {}", shown(name)), problem));
+        if volume.kind == VolumeKind::Snapshot {
+            return refuse("is a snapshot, which never changes");
+        }
+        let volumes = handle.mapper().summaries();
+        let source = volumes.iter().find(|one| one.id == volume.origin);
+        let Some(source) = source.filter(|one| one.kind == VolumeKind::Snapshot) else {
+            return refuse(if volume.origin == VolumeId(0) {
+                "was not made of a snapshot: `blockd rollback` takes it back to one of its own"
+            } else {
+                "was made of a snapshot that is deleted: `blockd rollback` takes it back to another"
+            });
+        };
+        if !force {
+            self.check_idle(&handle, &volume)?;
+        }
+        self.roll_back(&handle, &volume, source, volume.size.max(source.size)).await?;
+        let text = format!("volume {} was reset to {}", shown(name), shown(&source.name));
+        self.events().publish(EventKind::VolumeRolledBack, handle.name(), name, text);
+        self.watch_release(&handle, volume.id, name);
+        let volume = Some(self.describe(&handle, name).await?);
+        Ok(v1::ResetVolumeResponse { volume, snapshot: source.name.clone() })
+    }
+
+    /// Has a volume hold what a snapshot holds, with this size.
+    async fn roll_back(
+        &self,
+        handle: &PoolHandle,
+        volume: &VolumeSummary,
+        source: &VolumeSummary,
+        size: u64,
+    ) -> Result<(), Error> {
+        // The kernel's cache of a block device would be written on top otherwise.
+        self.forget_cache(handle, volume.id).await?;
+        let rollback = Command::Rollback { volume: volume.id, snapshot: source.id };
+        handle.control(rollback).await.map_err(|error| of(handle, error))?;
+        if size != source.size {
+            let resize = Command::Resize { volume: volume.id, size };
+            handle.control(resize).await.map_err(|error| of(handle, error))?;
+        }
+        self.forget_cache(handle, volume.id).await
     }
 }
 
@@ -132,10 +182,7 @@ fn checked_members(members: &[SnapshotMember]) -> Result<(), Error> {
 }
 
 /// The snapshot of that name.
-fn existing_snapshot(
-    pool: &PoolHandle,
-    name: &str,
-) -> Result<blockd_mapper::engine::VolumeSummary, Error> {
+fn existing_snapshot(pool: &PoolHandle, name: &str) -> Result<VolumeSummary, Error> {
     checked_name(name)?;
     let found = find(pool, name).ok_or_else(|| Error::not_found("snapshot", name))?;
     if found.kind == VolumeKind::Snapshot {

@@ -149,6 +149,33 @@ async fn a_rollback_gives_the_size_back_and_minds_who_is_attached() {
     assert!(volume.attached);
 }
 
+fn reset(name: &str) -> v1::ResetVolumeRequest {
+    v1::ResetVolumeRequest { name: name.to_owned(), ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_reset_needs_the_snapshot_that_the_clone_was_made_of() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("a", 8 * MIB)).await.unwrap();
+    rig.client.create_snapshots(snapshot(&[("a", "s")])).await.unwrap();
+    rig.client.clone_volume(clone("s", "c", 16 * MIB)).await.unwrap();
+    let none = "was not made of a snapshot: `blockd rollback` takes it back to one of its own";
+    let snapshot = "is a snapshot, which never changes";
+    for (name, problem) in [("a", none), ("s", snapshot)] {
+        let answer = rig.client.reset_volume(reset(name)).await;
+        refused(answer, Code::FailedPrecondition, &format!("volume {name}"), problem);
+    }
+    rig.client.attach_volume(attach("c")).await.unwrap();
+    let done = rig.client.reset_volume(reset("c")).await.unwrap().into_inner();
+    let volume = done.volume.unwrap();
+    assert_eq!((done.snapshot.as_str(), volume.size_bytes), ("s", 16 * MIB));
+    assert!(volume.attached && volume.origin == "s");
+    rig.client.delete_volume(delete("s", false)).await.unwrap();
+    let answer = rig.client.reset_volume(reset("c")).await;
+    let gone = "was made of a snapshot that is deleted: `blockd rollback` takes it back to another";
+    refused(answer, Code::FailedPrecondition, "volume c", gone);
+}
+
 #[tokio::test]
 async fn each_of_two_rollbacks_is_reported_when_its_extents_are_reclaimed() {
     let mut rig = Rig::new().await;

@@ -13,7 +13,7 @@ use blockd_media::names::{check_name, check_new_name};
 use blockd_media::units::{counted, human, to_wire, to_wire_gb};
 
 use super::attachments::Record;
-use super::devices::{AttachWish, FrontEnd};
+use super::devices::{AttachWish, FrontEnd, device_error};
 use super::hex;
 use super::messages::count;
 use super::{Control, EventKind, blocking};
@@ -289,6 +289,17 @@ impl Control {
             empty_log(&handle).await;
         }
         Ok((changed, closed, self.describe(&handle, name).await?))
+    }
+
+    /// Refuses a volume with connections, or whose block device is in use.
+    pub(super) fn check_idle(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+    ) -> Result<(), Error> {
+        self.check_unused(pool, volume)?;
+        let Some(devices) = self.ublk() else { return Ok(()) };
+        devices.check_unused(&pool.id(), volume.id).map_err(device_error)
     }
 
     /// Refuses a volume with connections.

@@ -205,6 +205,16 @@ impl Devices {
         }
     }
 
+    /// Refuses a volume whose device is in use.
+    ///
+    /// # Errors
+    /// The users of the device.
+    pub fn check_unused(&self, pool: &[u8; 16], volume: VolumeId) -> Result<(), DeviceError> {
+        let Some(entry) = self.entry(&(*pool, volume)) else { return Ok(()) };
+        let serving = entry.seen.lock().serving;
+        serving.map_or(Ok(()), |one| self.kit.unused(one.info.number))
+    }
+
     /// Removes a volume's device. Refused while it is in use, unless forced. True if there was one.
     pub fn detach(
         &self,
