@@ -104,6 +104,7 @@ pub(super) fn merged(present: VolumeSettings, wanted: &Wanted) -> Result<VolumeS
         quota: bytes(wanted.quota_bytes, present.quota)?,
         iops: wanted.iops.unwrap_or(present.iops),
         bandwidth: bytes(wanted.bandwidth_bytes, present.bandwidth)?,
+        placement: present.placement,
     };
     Ok(settings)
 }
