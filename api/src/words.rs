@@ -55,6 +55,11 @@ words! {
         Timeout => "timeout",
         Error => "error",
     }
+    Placement -> &'static str {
+        Unspecified | Fill => "fill",
+        Spread => "spread",
+        Pin => "pin",
+    }
     PmemMedium -> &'static str {
         Unspecified => "unknown",
         Devdax => "devdax",

@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod node;
 pub mod options;
 pub mod parameters;
+pub mod placement;
 pub mod plugin;
 pub mod pmem;
 pub mod proto;

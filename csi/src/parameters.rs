@@ -10,6 +10,7 @@ use blockd_csi_base::quantity;
 use crate::capability::FileSystem;
 use crate::error::Error;
 use crate::limits;
+use crate::placement::Placement;
 use crate::pmem;
 
 /// Prefix of parameters that the sidecars of Kubernetes add: the file system's type, names of
@@ -63,6 +64,8 @@ pub struct Mutable {
     pub reservation: Option<Bytes>,
     /// Bytes that it may have at the most; 0: no limit.
     pub quota: Option<Bytes>,
+    /// The devices of its next extents.
+    pub placement: Option<Placement>,
 }
 
 impl Mutable {
@@ -81,6 +84,7 @@ impl Mutable {
             on_full: other.on_full.or(self.on_full),
             reservation: other.reservation.or(self.reservation),
             quota: other.quota.or(self.quota),
+            placement: other.placement.or(self.placement),
         }
     }
 
@@ -88,7 +92,7 @@ impl Mutable {
     #[must_use]
     pub fn request(&self, pool: &str, name: &str) -> v1::ConfigureVolumeRequest {
         let (on_full, on_full_timeout_ms) = self.on_full.unwrap_or_default();
-        v1::ConfigureVolumeRequest {
+        let mut request = v1::ConfigureVolumeRequest {
             name: name.to_owned(),
             pool: pool.to_owned(),
             on_full: on_full.into(),
@@ -98,7 +102,12 @@ impl Mutable {
             quota_bytes: self.quota.map(Bytes::get),
             iops: self.iops,
             bandwidth_bytes: self.bandwidth.map(Bytes::get),
+            ..v1::ConfigureVolumeRequest::default()
+        };
+        if let Some(placement) = &self.placement {
+            placement.apply(&mut request);
         }
+        request
     }
 }
 
@@ -191,6 +200,7 @@ impl Keys {
                 Some("bandwidth") => mutable.bandwidth = Some(quantity::size(key, value)?),
                 Some("reservation") => mutable.reservation = Some(quantity::size(key, value)?),
                 Some("quota") => mutable.quota = Some(quantity::size(key, value)?),
+                Some("placement") => mutable.placement = Some(Placement::parse(key, value)?),
                 Some("on-full") => mutable.on_full = Some((on_full(key, value)?, 0)),
                 Some("on-full-timeout") => timeout = Some((key, milliseconds(key, value)?)),
                 _ => return Err(self.unknown(field, key, also)),
@@ -218,9 +228,8 @@ impl Keys {
 
     fn unknown(&self, field: &str, key: &str, also: &str) -> Error {
         let allowed = format!(
-            "one of {also}iops, bandwidth, on-full, on-full-timeout, reservation, quota, each \
-             after \
-             {}/",
+            "one of {also}iops, bandwidth, on-full, on-full-timeout, placement, reservation, \
+             quota, each after {}/",
             self.driver
         );
         Error::invalid(format_args!("a key of {field}"), key, allowed)
@@ -387,6 +396,7 @@ mod tests {
                 ("d/quota", "38797312"),
                 ("d/on-full", "timeout"),
                 ("d/on-full-timeout", "30s"),
+                ("d/placement", "pin:/dev/sdc"),
             ]),
         );
         let request = read.unwrap().request("p", "v");
@@ -396,6 +406,8 @@ mod tests {
         assert_eq!(request.quota_bytes, Some(38_797_312));
         assert_eq!(request.on_full(), v1::OnFull::Timeout);
         assert_eq!((request.on_full_timeout_ms, request.thick), (30_000, None));
+        assert_eq!(request.placement(), v1::Placement::Pin);
+        assert_eq!(request.pin_to, "/dev/sdc");
         let nothing = keys.mutable("m", &map(&[])).unwrap();
         assert!(nothing.is_empty());
         assert_eq!(nothing.request("p", "v").on_full(), v1::OnFull::Unspecified);
@@ -413,6 +425,7 @@ mod tests {
             ("d/quota", "-1"),
             ("d/reservation", "8Ei"),
             ("d/on-full", "wait"),
+            ("d/placement", "pin:sdc"),
             ("d/on-full-timeout", "0"),
             ("d/on-full-timeout", "25h"),
             ("d/on-full-timeout", "30"),

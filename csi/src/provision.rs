@@ -140,6 +140,11 @@ pub async fn finish(
     let settings = volume.settings.unwrap_or_default();
     let mut request = spec.mutable.request(spec.pool, spec.name);
     request.thick = is_thick.then_some(true);
+    if spec.mutable.placement.is_none()
+        && let Some(placement) = &spec.class.placement
+    {
+        placement.apply(&mut request);
+    }
     if is_set(&settings, &request) {
         if settings.thick && !is_thick {
             let it = ("volume", spec.name);
@@ -194,7 +199,13 @@ fn is_set(settings: &v1::VolumeSettings, request: &v1::ConfigureVolumeRequest) -
         }
         other => settings.on_full() == other,
     };
+    // The daemon knows a device by another path, perhaps: the policy is compared.
+    let placement = match request.placement() {
+        v1::Placement::Unspecified => true,
+        other => placement(settings) == other,
+    };
     on_full
+        && placement
         && same(request.thick, &settings.thick)
         && same(request.reservation_bytes, &settings.reservation_bytes)
         && same(request.quota_bytes, &settings.quota_bytes)
@@ -206,7 +217,19 @@ fn is_set(settings: &v1::VolumeSettings, request: &v1::ConfigureVolumeRequest) -
 fn is_untouched(settings: &v1::VolumeSettings) -> bool {
     let v1::VolumeSettings { thick, reservation_bytes, quota_bytes, iops, bandwidth_bytes, .. } =
         settings;
-    !thick && [*reservation_bytes, *quota_bytes, *bandwidth_bytes] == [0; 3] && *iops == 0
+    let is_placed = placement(settings) != v1::Placement::Fill;
+    !thick
+        && [*reservation_bytes, *quota_bytes, *bandwidth_bytes] == [0; 3]
+        && *iops == 0
+        && !is_placed
+}
+
+/// The policy of a volume's extents, which an older daemon does not name.
+fn placement(settings: &v1::VolumeSettings) -> v1::Placement {
+    match settings.placement() {
+        v1::Placement::Unspecified => v1::Placement::Fill,
+        named => named,
+    }
 }
 
 fn describe(settings: &v1::VolumeSettings) -> String {
@@ -214,7 +237,8 @@ fn describe(settings: &v1::VolumeSettings) -> String {
         settings;
     format!(
         "thick {thick}, reservation {reservation_bytes}, quota {quota_bytes}, iops {iops}, \
-         bandwidth {bandwidth_bytes}"
+         bandwidth {bandwidth_bytes}, placement {}",
+        placement(settings).word()
     )
 }
 

@@ -10,6 +10,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::arena::Arena;
 use crate::error::MapperError;
+use crate::format::placement::DeviceMark;
 use crate::format::record::Change;
 use crate::geometry::{Geometry, MAX_DEVICES};
 use crate::io_epoch::IoEpochs;
@@ -48,6 +49,8 @@ pub struct Pool {
     pub(crate) tuning: Tuning,
     /// The caller's index of each device of the table.
     pub(crate) handles: [AtomicU8; MAX_DEVICES],
+    /// The mark of each device of the table.
+    pub(crate) marks: [AtomicU32; MAX_DEVICES],
     pub(crate) arena: Arena,
     /// Per device of the table.
     pub(crate) counts: Box<[std::sync::OnceLock<SharedCounts>]>,
@@ -352,6 +355,15 @@ impl Pool {
         u8::try_from(present.position(|one| one == Some(handle))?).ok()
     }
 
+    /// The mark of the device at a place of the device table, by which a volume is pinned to it;
+    /// `None` where there is none.
+    #[must_use]
+    pub fn mark_at(&self, place: u8) -> Option<DeviceMark> {
+        let is_present = self.free_space.lock().count_on(usize::from(place)) > 0;
+        let mark = self.marks.get(usize::from(place)).filter(|_| is_present)?;
+        Some(DeviceMark(mark.load(Ordering::Relaxed)))
+    }
+
     /// Whether a device that the caller knows by this index is, or was, of the pool since it was
     /// opened.
     #[must_use]
@@ -477,6 +489,7 @@ impl Pool {
             pool_id,
             geometry,
             handles: handles.map(AtomicU8::new),
+            marks: std::array::from_fn(|_| AtomicU32::new(0)),
             arena,
             counts: (0..MAX_DEVICES).map(|_| std::sync::OnceLock::new()).collect(),
             stripes: Self::new_stripes(),

@@ -1,6 +1,7 @@
 //! A volume as the data path sees it: its directory, its gate, its granted extents.
 
 mod reserve;
+mod spread;
 
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Order
 use crate::units::{Lsn, PhysicalExtent, VolumeId, WallTime};
 
 use reserve::{Reserve, Slice};
+pub(crate) use spread::Spread;
 
 /// Requests are taken.
 pub(crate) const OPEN: u8 = 0;
@@ -167,6 +169,8 @@ pub(crate) struct Volume {
     /// How often one of these had a granted extent left after all: never.
     pub(crate) passed_reserves: AtomicU64,
     pub(crate) settings: Mutex<VolumeSettings>,
+    /// Where it is spread over devices: whose turn it is.
+    pub(crate) spread: Mutex<Spread>,
     /// Rises after each change of the settings.
     pub(crate) settings_version: AtomicU64,
     pub(crate) attachments: Mutex<Vec<Arc<AttachmentShared>>>,
@@ -233,6 +237,7 @@ impl Volume {
             grant_waits: AtomicU64::new(0),
             passed_reserves: AtomicU64::new(0),
             settings: Mutex::new(VolumeSettings::default()),
+            spread: Mutex::new(Spread::default()),
             settings_version: AtomicU64::new(0),
             attachments: Mutex::new(Vec::new()),
         }

@@ -21,7 +21,7 @@ use blockd_mapper::format::{Limits, PageRef, Place, Problem, VolumeName, capacit
 use blockd_mapper::geometry::Geometry;
 use blockd_mapper::io::Page;
 use blockd_mapper::mapping::Mapping;
-use blockd_mapper::space::VolumeSettings;
+use blockd_mapper::space::{DeviceMark, Placement, VolumeSettings};
 use blockd_mapper::units::{
     DeviceIndex, Epoch, ExtentIndex, Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId,
     WallTime,
@@ -163,8 +163,17 @@ fn superblocks() -> impl Strategy<Value = Superblock> {
 
 fn records() -> impl Strategy<Value = VolumeRecord> {
     let ids = (volumes(), volumes(), any::<u32>());
-    (ids, any::<bool>(), 9..17_u32, 1..=1_u64 << 34, any::<u64>(), 0..1_u64 << 24, names())
-        .prop_map(|((id, lineage, origin), writable, block_shift, blocks, lsn, address, name)| {
+    let kinds = (any::<bool>(), placements());
+    (ids, kinds, 9..17_u32, 1..=1_u64 << 34, any::<u64>(), 0..1_u64 << 24, names()).prop_map(
+        |(
+            (id, lineage, origin),
+            (writable, placement),
+            block_shift,
+            blocks,
+            lsn,
+            address,
+            name,
+        )| {
             let root = PageRef { address: PageAddress(address), sum: lsn * address.min(1) };
             VolumeRecord {
                 id,
@@ -178,9 +187,15 @@ fn records() -> impl Strategy<Value = VolumeRecord> {
                 root,
                 levels: if root.is_none() { 0 } else { 4 },
                 name,
-                settings: VolumeSettings::default(),
+                settings: VolumeSettings { placement, ..VolumeSettings::default() },
             }
-        })
+        },
+    )
+}
+
+fn placements() -> impl Strategy<Value = Placement> {
+    let pin = any::<u32>().prop_map(|mark| Placement::Pin(DeviceMark(mark)));
+    prop_oneof![Just(Placement::Fill), Just(Placement::Spread), pin]
 }
 
 proptest! {
@@ -260,8 +275,8 @@ proptest! {
         let sum = encode_catalogue(&mut page, &stamp, |index| written[index]);
         let expect = PageExpect::catalogue(POOL, stamp.index, sum);
         let geometry = Geometry::new(1 << 16).unwrap();
-        let read = decode_catalogue(&page.0, &expect, geometry, &Limits::layout(), Place::Memory);
-        let read = read.unwrap();
+        let limits = Limits::layout().with_placement(true);
+        let read = decode_catalogue(&page.0, &expect, geometry, &limits, Place::Memory).unwrap();
         prop_assert_eq!(&read.records()[..], &written[..]);
     }
 
@@ -348,6 +363,51 @@ fn reserved_bytes_of_a_later_feature_are_left_alone_where_its_bit_is_set() {
         assert!(read(limits).is_err(), "byte {at}");
         let found = read(limits.with_unknown_features(true)).unwrap();
         assert!(found.records().iter().copied().eq((0..15).map(samples::volume)), "byte {at}");
+    }
+    // Those among the settings, too, where the settings are known.
+    let limits = limits.with_volume_settings(true);
+    for at in [66, 67, 104, 127] {
+        let mut page = Page::zeroed();
+        encode_catalogue(&mut page, &samples::stamp(0, 2), samples::volume);
+        page.0[64 + at] = 9;
+        reseal(&mut page);
+        let read = |limits| decode_catalogue(&page.0, &expect, geometry, &limits, Place::Memory);
+        assert!(read(limits).is_err(), "byte {at}");
+        let found = read(limits.with_unknown_features(true)).unwrap();
+        assert!(found.records().iter().copied().eq((0..15).map(samples::volume)), "byte {at}");
+    }
+}
+
+#[test]
+fn a_placement_is_read_where_its_bit_is_set_and_ignored_by_what_does_not_know_the_bit() {
+    let (geometry, limits) = samples::limits();
+    let expect = PageExpect { sum: None, ..PageExpect::catalogue(POOL, 2, 0) };
+    let placed = |placement| {
+        move |index| {
+            let record = samples::volume(index)?;
+            let settings = VolumeSettings { placement, ..record.settings };
+            Some(VolumeRecord { settings, ..record })
+        }
+    };
+    let mut page = Page::zeroed();
+    for placement in [Placement::Spread, Placement::Pin(DeviceMark(0x0102_0304))] {
+        encode_catalogue(&mut page, &samples::stamp(0, 2), placed(placement));
+        let read = |limits| decode_catalogue(&page.0, &expect, geometry, &limits, Place::Memory);
+        let found = read(limits.with_placement(true)).unwrap();
+        assert!(found.records().iter().copied().eq((0..15).map(placed(placement))));
+        assert!(read(limits).is_err(), "bytes that are in use without a bit");
+        // As a release before the bit does.
+        let found = read(limits.with_unknown_features(true)).unwrap();
+        assert!(found.records().iter().copied().eq((0..15).map(samples::volume)));
+    }
+    assert_eq!(page.0[64 + 51..64 + 56], [2, 4, 3, 2, 1]);
+    for (at, bad) in [(51, 3), (51, 1)] {
+        page.0[64 + at] = bad;
+        reseal(&mut page);
+        let limits = limits.with_placement(true);
+        let read = decode_catalogue(&page.0, &expect, geometry, &limits, Place::Memory);
+        let text = read.map(|_| ()).unwrap_err().to_string();
+        assert!(text.contains("placement"), "{text}");
     }
 }
 

@@ -1,12 +1,13 @@
 //! `blockd set`: limits, what is set aside, and what becomes of writes when the pool is full.
 
-use blockd_api::v1::{ConfigureVolumeRequest, OnFull, Volume, VolumeSettings};
+use blockd_api::v1::{ConfigureVolumeRequest, OnFull, Placement, Volume, VolumeSettings};
 use blockd_media::error::Error;
 use blockd_media::units;
 use serde::Serialize;
 
 use super::duration::duration;
 use super::output::Output;
+use super::pool::path_argument;
 use super::{Context, amount, answers, names, size_argument};
 
 /// Set limits of a volume, and what it does when its pool is full
@@ -15,7 +16,8 @@ use super::{Context, amount, answers, names, size_argument};
 /// also for requests that wait.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd set data --iops 5000 --bandwidth 100M\n  \
-                  blockd set db --thick --on-full timeout=60s\n  blockd set scratch --quota 20G")]
+                  blockd set db --thick --on-full timeout=60s\n  blockd set scratch --quota 20G\n  \
+                  blockd set big --placement spread")]
 pub(crate) struct Set {
     /// The volume, NAME or POOL/NAME
     pub name: String,
@@ -53,6 +55,11 @@ pub(crate) struct SettingArguments {
     #[arg(long, value_name = "WHAT", value_parser = on_full)]
     pub on_full: Option<WhenFull>,
 
+    /// Devices of the pool that its next extents come from: fill (one device after the other),
+    /// spread (all in turn, 1 MiB from each), or pin:PATH (this one while it has space)
+    #[arg(long, value_name = "WHERE", value_parser = placement)]
+    pub placement: Option<Place>,
+
     /// Requests a second, flushes not counted
     #[arg(long, value_name = "N")]
     pub iops: Option<u64>,
@@ -80,6 +87,24 @@ fn on_full(text: &str) -> Result<WhenFull, String> {
     }
 }
 
+/// The devices of a volume's extents, and the path of the one that it is pinned to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Place(Placement, String);
+
+fn placement(text: &str) -> Result<Place, String> {
+    match text {
+        "fill" => Ok(Place(Placement::Fill, String::new())),
+        "spread" => Ok(Place(Placement::Spread, String::new())),
+        other => {
+            let allowed = || "must be fill, spread, or like pin:/dev/sdc".to_owned();
+            let path = other.strip_prefix("pin:").filter(|path| !path.is_empty());
+            let path = std::path::Path::new(path.ok_or_else(allowed)?);
+            let path = path_argument(path).map_err(|error| error.to_string())?;
+            Ok(Place(Placement::Pin, path))
+        }
+    }
+}
+
 impl SettingArguments {
     /// The request that sets what was named; `None` if that is nothing.
     pub(super) fn request(
@@ -92,6 +117,8 @@ impl SettingArguments {
         };
         let WhenFull(on_full, on_full_timeout_ms) =
             self.on_full.unwrap_or(WhenFull(OnFull::Unspecified, 0));
+        let Place(placement, pin_to) =
+            self.placement.clone().unwrap_or(Place(Placement::Unspecified, String::new()));
         let thick = self.thick.then_some(true).or_else(|| self.thin.then_some(false));
         let request = ConfigureVolumeRequest {
             on_full: on_full.into(),
@@ -101,6 +128,8 @@ impl SettingArguments {
             quota_bytes: size("quota", &self.quota)?,
             iops: self.iops,
             bandwidth_bytes: size("bandwidth", &self.bandwidth)?,
+            placement: placement.into(),
+            pin_to,
             ..Default::default()
         };
         let is_empty = request == ConfigureVolumeRequest::default();
@@ -147,8 +176,8 @@ impl Set {
     pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name])?;
         let request = self.settings.request(&self.name, &self.pool)?.ok_or_else(|| {
-            let allowed =
-                "one of --thick, --thin, --reserve, --quota, --on-full, --iops, --bandwidth";
+            let allowed = "one of --thick, --thin, --reserve, --quota, --on-full, --placement, \
+                           --iops, --bandwidth";
             Error::missing("option", allowed)
         })?;
         let answer = context.client().await?.configure_volume(request).await?;
@@ -157,7 +186,7 @@ impl Set {
         warn(&warnings);
         let configured = Configured { changed: answer.changed, volume, warnings };
         context.output.either(&configured, || {
-            let words = in_words(configured.volume.settings.unwrap_or_default(), context);
+            let words = in_words(&configured.volume, context);
             let was = if configured.changed { "" } else { "unchanged: " };
             format!("{}: {was}{words}\n", configured.volume.name)
         })
@@ -165,7 +194,8 @@ impl Set {
 }
 
 /// The settings as rows of `show`: each of them, also those that limit nothing.
-pub(super) fn rows(settings: &VolumeSettings, output: &Output) -> Vec<(&'static str, String)> {
+pub(super) fn rows(volume: &Volume, output: &Output) -> Vec<(&'static str, String)> {
+    let settings = &volume.settings.unwrap_or_default();
     let limit = |value: i64| match amount(value) {
         0 => "none".to_owned(),
         bytes => output.size(bytes),
@@ -186,6 +216,7 @@ pub(super) fn rows(settings: &VolumeSettings, output: &Output) -> Vec<(&'static 
         ("when full", format!("a write {}", when_full(settings))),
         ("reserve", reserve),
         ("quota", limit(settings.quota_bytes)),
+        ("placement", placed(volume)),
         ("limits", format!("{iops}, {bandwidth}")),
     ]
 }
@@ -200,8 +231,21 @@ fn when_full(settings: &VolumeSettings) -> String {
     }
 }
 
+/// The devices of its extents.
+fn placed(volume: &Volume) -> String {
+    match volume.settings.unwrap_or_default().placement() {
+        Placement::Unspecified | Placement::Fill => "fills one device after the other".to_owned(),
+        Placement::Spread => "spread over all devices".to_owned(),
+        Placement::Pin if volume.pinned_to.is_empty() => {
+            "pinned to a device that has left the pool: fills one after the other".to_owned()
+        }
+        Placement::Pin => format!("pinned to {}", volume.pinned_to),
+    }
+}
+
 /// The settings in one line.
-fn in_words(settings: VolumeSettings, context: &Context) -> String {
+fn in_words(volume: &Volume, context: &Context) -> String {
+    let settings = volume.settings.unwrap_or_default();
     let bytes = |value| (amount(value), context.output.size(amount(value)));
     let (reserve, quota) = (bytes(settings.reservation_bytes), bytes(settings.quota_bytes));
     let bandwidth = bytes(settings.bandwidth_bytes);
@@ -215,6 +259,9 @@ fn in_words(settings: VolumeSettings, context: &Context) -> String {
     ];
     let set = amounts.into_iter().filter(|(_, (value, _))| *value > 0);
     words.extend(set.map(|(name, (_, text))| format!("{name} {text}")));
+    if matches!(settings.placement(), Placement::Spread | Placement::Pin) {
+        words.push(placed(volume));
+    }
     words.join(", ")
 }
 
@@ -230,6 +277,25 @@ mod tests {
         for bad in ["", "timeout", "timeout=", "timeout=0s", "timeout=2000h", "Error", "wait"] {
             assert!(on_full(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_placement_is_parsed_and_shown() {
+        let pin = Place(Placement::Pin, "/dev/sdc".to_owned());
+        assert_eq!(placement("pin:/dev/sdc"), Ok(pin));
+        assert_eq!(placement("spread"), Ok(Place(Placement::Spread, String::new())));
+        for bad in ["", "Spread", "pin", "pin:", "pin=/dev/sdc", "stripe"] {
+            let text = placement(bad).unwrap_err();
+            assert_eq!(text, "must be fill, spread, or like pin:/dev/sdc", "{bad}");
+        }
+        let shown = |pinned_to: &str| {
+            let settings =
+                VolumeSettings { placement: Placement::Pin.into(), ..Default::default() };
+            let pinned_to = pinned_to.to_owned();
+            placed(&Volume { settings: Some(settings), pinned_to, ..Volume::default() })
+        };
+        assert_eq!(shown("/dev/sdc"), "pinned to /dev/sdc");
+        assert!(shown("").contains("has left the pool"));
     }
 
     #[test]
@@ -249,9 +315,11 @@ mod tests {
     fn each_setting_has_a_row() {
         let output = Output::with(false, false, Terminal::none());
         let text = |settings: VolumeSettings| {
-            rows(&settings, &output).into_iter().map(|row| row.1).collect::<Vec<_>>()
+            let volume = Volume { settings: Some(settings), ..Volume::default() };
+            rows(&volume, &output).into_iter().map(|row| row.1).collect::<Vec<_>>()
         };
-        let unset = ["a write waits", "none", "none", "no limit of requests, no limit of bytes"];
+        let limits = "no limit of requests, no limit of bytes";
+        let unset = ["a write waits", "none", "none", "fills one device after the other", limits];
         assert_eq!(text(VolumeSettings::default()), unset);
         let all = VolumeSettings {
             on_full: OnFull::Timeout.into(),
@@ -261,9 +329,15 @@ mod tests {
             quota_bytes: 2 << 30,
             iops: 500,
             bandwidth_bytes: 10 << 20,
+            placement: Placement::Spread.into(),
         };
-        let set =
-            ["a write fails after 60 s", "all of it (thick)", "2 GiB", "500 requests/s, 10 MiB/s"];
+        let set = [
+            "a write fails after 60 s",
+            "all of it (thick)",
+            "2 GiB",
+            "spread over all devices",
+            "500 requests/s, 10 MiB/s",
+        ];
         assert_eq!(text(all), set);
         assert_eq!(text(VolumeSettings { thick: false, ..all })[1], "1 MiB");
     }

@@ -166,7 +166,7 @@ pub(crate) fn details(shown: &Shown, context: &Context) -> String {
         }
     }
     if volume.kind() == VolumeKind::Volume {
-        rows.extend(set::rows(&volume.settings.unwrap_or_default(), output));
+        rows.extend(set::rows(volume, output));
     }
     if volume.made_unix_ms != 0 {
         rows.push(("made", answers::date(volume.made_unix_ms)));

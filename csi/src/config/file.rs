@@ -10,6 +10,7 @@ use super::{Class, Config, Kind, Minimum};
 use crate::error::Error;
 use crate::ids::Names;
 use crate::limits::MAX_STRING;
+use crate::placement::Placement;
 
 /// The size of a volume whose claim has none, as is usual in Kubernetes.
 const DEFAULT_SIZE: &str = "1Gi";
@@ -121,6 +122,7 @@ struct FileClass {
     default: Option<bool>,
     block_size: Option<u32>,
     kata_partition: Option<bool>,
+    placement: Option<String>,
 }
 
 /// A number, as it is or between quotes.
@@ -182,6 +184,14 @@ impl FileClass {
             let allowed = "left out: images for virtual machines need a class of kind pmem-direct";
             return Err(Error::invalid(field("kata_partition"), "true", allowed));
         }
+        let placement = match &self.placement {
+            None => None,
+            Some(text) if kind == Kind::PmemDirect => {
+                let allowed = "left out: a volume of a pmem-direct class is in one piece";
+                return Err(Error::invalid(field("placement"), text, allowed));
+            }
+            Some(text) => Some(Placement::parse(field("placement"), text)?),
+        };
         Ok(Class {
             name: self.name,
             pool,
@@ -192,6 +202,7 @@ impl FileClass {
             is_default: self.default.unwrap_or_default(),
             block_size,
             kata_partition,
+            placement,
         })
     }
 

@@ -11,6 +11,7 @@ use blockd_csi_base::quantity::Ratio;
 use crate::capability::FileSystem;
 use crate::error::Error;
 use crate::ids::Names;
+use crate::placement::Placement;
 
 /// Bytes of the file: some thousands of classes.
 const MAX_FILE: u64 = 1024 * 1024;
@@ -75,6 +76,9 @@ pub struct Class {
     pub block_size: u32,
     /// In images for virtual machines, a partition table inside of their device.
     pub kata_partition: bool,
+    /// The devices of the extents of its volumes, where a volume's parameters name none; `None`:
+    /// the daemon's default.
+    pub placement: Option<Placement>,
 }
 
 impl Class {
@@ -97,6 +101,7 @@ impl Class {
             is_default: true,
             block_size: 0,
             kata_partition: false,
+            placement: None,
         }
     }
 }
@@ -217,6 +222,7 @@ mod tests {
         let config = parse(
             "default_size = 38797312\n[minimum]\nblock = '4Mi'\n\
              [[class]]\nname = 'fast'\npool = 'nvme'\nkind = 'thick'\nblock_size = 4096\n\
+             placement = 'spread'\n\
              [[class]]\nname = 'big'\ndefault = true\noverprovision_ratio = 2.5\n",
         )
         .unwrap();
@@ -224,6 +230,7 @@ mod tests {
         assert_eq!(config.minimum.block.get(), 4_194_304);
         let fast = config.class("class", Some("fast")).unwrap();
         assert_eq!((fast.pool.as_str(), fast.kind, fast.block_size), ("nvme", Kind::Thick, 4096));
+        assert_eq!(fast.placement, Some(Placement::Spread));
         let big = config.class("class", None).unwrap();
         assert_eq!((big.name.as_str(), big.overprovision_ratio.to_string()), ("big", "2.5".into()));
         let error = config.class("d/device-class", Some("slow")).unwrap_err();
@@ -317,6 +324,11 @@ mod tests {
             (
                 &format!("{class}kind = 'thick'\noverprovision_ratio = 2"),
                 "overprovision_ratio is 2",
+            ),
+            (&format!("{class}placement = 'stripe'"), "class a: placement is stripe"),
+            (
+                &format!("{class}kind = 'pmem-direct'\nplacement = 'spread'"),
+                "class a: placement is spread: must be left out",
             ),
             (&format!("{class}block_size = 513"), "class a: block_size is 513"),
             (&format!("{class}pool = 'a/b'"), "class a: pool is a/b"),

@@ -138,7 +138,7 @@ impl Asked {
             return Err(Error::invalid("volume_content_source", "given", what));
         }
         if !self.parameters.mutable.is_empty() || !self.mutable.is_empty() {
-            let field = "one of iops, bandwidth, on-full, reservation and quota";
+            let field = "one of iops, bandwidth, on-full, placement, reservation and quota";
             return Err(Error::invalid(field, "given", what));
         }
         Ok(())

@@ -238,9 +238,13 @@ impl Visitor for Dumper<'_> {
             OnFull::Timeout(ms) => (1, ms),
             OnFull::Error => (2, 0),
         };
+        let placement = match settings.placement.encode() {
+            (0, _) => String::new(),
+            (policy, mark) => format!(" placement {policy} {mark}"),
+        };
         self.line(&format!(
             "settings on_full {kind} timeout {timeout} thick {} reservation {} quota {} iops {} \
-             bandwidth {}",
+             bandwidth {}{placement}",
             u8::from(settings.thick),
             settings.reservation,
             settings.quota,

@@ -3,6 +3,7 @@
 use blockd_mapper::entry::Composite;
 use blockd_mapper::format::VolumeName;
 use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord, check_volume};
+use blockd_mapper::format::placement::Placement;
 use blockd_mapper::format::settings::{OnFull, VolumeSettings};
 use blockd_mapper::format::superblock::{DeviceRecord, DeviceState};
 use blockd_mapper::format::{PageRef, PoolId};
@@ -96,6 +97,7 @@ pub(crate) fn parse(line: &str) -> Result<Line, String> {
                 quota: words.named("quota")?,
                 iops: words.named("iops")?,
                 bandwidth: words.named("bandwidth")?,
+                placement: words.placement()?,
             };
             settings.check().map_err(|error| error.to_string())?;
             Line::Settings(settings)
@@ -199,6 +201,17 @@ impl<'a> Words<'a> {
             Some("shrinking") => Ok((DeviceState::Shrinking, self.number()?)),
             Some(other) => Err(format!("{other:?} is no state of a device")),
         }
+    }
+
+    /// A volume's placement, which dumps name only where it is not the default.
+    fn placement(&mut self) -> Result<Placement, String> {
+        let Some(word) = self.0.next() else { return Ok(Placement::default()) };
+        if word != "placement" {
+            return Err(format!("{word:?} stands where \"placement\" should"));
+        }
+        let (policy, mark) = (self.number()?, self.number()?);
+        let placement = Placement::decode(policy, mark);
+        placement.ok_or_else(|| format!("placement {policy} {mark} is unknown"))
     }
 
     fn hex(&mut self) -> Result<u64, String> {

@@ -7,6 +7,7 @@ use blockd_mapper::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, encode_ca
 use blockd_mapper::format::index_page::encode_index;
 use blockd_mapper::format::leaf_page::{encode_composite_leaf, encode_leaf};
 use blockd_mapper::format::page::PageStamp;
+use blockd_mapper::format::settings::VolumeSettings;
 use blockd_mapper::format::superblock::{Superblock, copy_offsets};
 use blockd_mapper::format::under_page::encode_under;
 use blockd_mapper::format::{INDEX_FANOUT, PageRef, levels_for};
@@ -157,6 +158,13 @@ impl<'m> Builder<'m> {
         let levels = levels_for(u64::from(slots)).max(1);
         self.current = Some((record, Tree::new(record.id.0, levels)));
         Ok(())
+    }
+
+    /// Gives settings to the volume that was begun last.
+    pub(crate) fn settings(&mut self, settings: VolumeSettings) {
+        if let Some((record, _)) = &mut self.current {
+            record.settings = settings;
+        }
     }
 
     /// A leaf that is new.

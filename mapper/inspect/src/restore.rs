@@ -288,6 +288,10 @@ impl Restoring<'_> {
                 self.end_leaf()?;
                 self.builder.volume(*record)
             }
+            Line::Settings(settings) => {
+                self.builder.settings(settings);
+                Ok(())
+            }
             Line::Leaf { slot, number } => {
                 self.end_leaf()?;
                 self.leaf = Some((slot, number, Box::new(NO_ENTRIES)));

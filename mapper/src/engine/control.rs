@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::Engine;
 use crate::error::MapperError;
 use crate::format::record::Change;
-use crate::format::superblock::{DeviceTable, Superblock, VOLUME_SETTINGS};
+use crate::format::superblock::{DeviceTable, PLACEMENT, Superblock, VOLUME_SETTINGS};
 use crate::mutation::{Mutation, active};
 use crate::plan::CommitTicket;
 use crate::pool::Pool;
@@ -75,6 +75,8 @@ pub(crate) struct Controls {
     pub(super) devices: Option<DeviceTable>,
     /// Some volume has been given settings: the next superblock says that there are such.
     pub(super) has_settings: bool,
+    /// Some volume has been given a placement: likewise.
+    pub(super) has_placement: bool,
 }
 
 impl Controls {
@@ -117,6 +119,9 @@ impl Controls {
         }
         if self.has_settings {
             next.compat |= VOLUME_SETTINGS;
+        }
+        if self.has_placement {
+            next.compat |= PLACEMENT;
         }
         next
     }

@@ -158,7 +158,7 @@ impl Engine {
         let before = reserve.total();
         while reserve.total() < before + most && reserve.has_room() {
             let missing = before + most - reserve.total();
-            let Some((first, count)) = space.allocate(missing) else { break };
+            let Some((first, count)) = self.run_for(volume, &mut space, missing) else { break };
             reserve.add(first, count);
         }
         let granted = reserve.total() - before;

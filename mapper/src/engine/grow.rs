@@ -2,6 +2,7 @@
 
 use crate::create::{NewDevice, device_record};
 use crate::error::MapperError;
+use crate::format::placement::DeviceMark;
 use crate::format::superblock::{DeviceRecord, DeviceState, DeviceTable};
 use crate::geometry::DEVICE_SHIFT;
 use crate::pool::{NO_DEVICE, Pool};
@@ -18,8 +19,11 @@ const GROWTH: u64 = 8;
 /// The same in words.
 pub const GROWTH_ALLOWED: &str = "at most 8 times the size at opening, and 2^36 extents";
 
-/// Makes room for the extra references of a device's extents.
+/// Makes room for the extra references of a device's extents, and notes its mark.
 pub(crate) fn make_counts(pool: &Pool, index: usize, device: &DeviceRecord) {
+    if let Some(mark) = pool.marks.get(index) {
+        mark.store(DeviceMark::of(&device.uuid).0, Ordering::Relaxed);
+    }
     if let Some(counts) = pool.counts.get(index) {
         let capacity = (device.extents * GROWTH).min(1 << DEVICE_SHIFT);
         counts.get_or_init(|| SharedCounts::new(capacity));

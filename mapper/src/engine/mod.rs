@@ -20,6 +20,7 @@ pub(crate) mod info;
 mod keep;
 mod pace;
 pub(crate) mod pages;
+mod placing;
 pub(crate) mod queue;
 pub(crate) mod release;
 mod space;
@@ -40,6 +41,7 @@ pub use fold::FoldStatus;
 pub use grow::GROWTH_ALLOWED;
 pub use info::fixed_extents;
 pub use keep::{Kept, Shortage};
+pub use placing::STRIPE_BYTES;
 pub use release::Releasing;
 pub use usage::{Use, UsedExtent};
 

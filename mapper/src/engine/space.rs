@@ -7,7 +7,9 @@ use std::sync::Arc;
 use crate::error::MapperError;
 use crate::format::Problem;
 use crate::pool::Pool;
-use crate::space::{Marks, Observed, SpaceChange, SpaceState, SpaceWatch, VolumeSettings};
+use crate::space::{
+    Marks, Observed, Placement, SpaceChange, SpaceState, SpaceWatch, VolumeSettings,
+};
 use crate::sync::Ordering;
 use crate::units::VolumeId;
 use crate::volume::Volume;
@@ -225,6 +227,8 @@ impl Engine {
         if before == settings {
             return Ok(before);
         }
+        let is_moved = settings.placement != before.placement;
+        self.check_placement(settings.placement, is_moved)?;
         volume.set(settings, self.pool.geometry);
         let pool = Arc::clone(&self.pool);
         pool.volumes.write().recount(id);
@@ -235,7 +239,11 @@ impl Engine {
             return Err(error);
         }
         self.controls.has_settings = true;
+        self.controls.has_placement |= settings.placement != Placement::default();
         self.mark_record(id);
+        if is_moved {
+            self.place_anew(&volume);
+        }
         // Waiting writes may continue with another quota or policy.
         volume.out_of_space.store(false, Ordering::Release);
         self.pool.want_engine();

@@ -7,7 +7,8 @@ use crate::format::index_page::RawRef;
 use crate::format::page::{
     PageExpect, PageHeader, PageKind, PageStamp, RawHeader, seal, short, try_open,
 };
-use crate::format::settings::{ENCODED, VolumeSettings};
+use crate::format::placement::Placement;
+use crate::format::settings::{ENCODED, VolumeSettings, without_reserved};
 use crate::format::{
     FormatError, Limits, MAX_LEVELS, PageRef, Place, Problem, VolumeName, capacity_of,
     check_reserved,
@@ -160,8 +161,8 @@ struct RawRecord {
     kind: u8,
     levels: u8,
     name_len: u8,
-    reserved_a: u8,
-    flags: U32,
+    placement: u8,
+    pinned_to: U32,
     made: U64,
     settings: [u8; ENCODED],
     name: [u8; MAX_NAME],
@@ -171,6 +172,7 @@ const _: () = assert!(size_of::<RawRecord>() == RECORD_SIZE);
 
 impl RawRecord {
     fn new(record: &VolumeRecord) -> Self {
+        let (placement, pinned_to) = record.settings.placement.encode();
         Self {
             id: record.id.0.into(),
             lineage: record.lineage.0.into(),
@@ -182,8 +184,8 @@ impl RawRecord {
             kind: record.kind as u8,
             levels: record.levels,
             name_len: name_len(&record.name),
-            reserved_a: 0,
-            flags: 0.into(),
+            placement,
+            pinned_to: pinned_to.into(),
             made: record.made.0.into(),
             settings: record.settings.encode(),
             name: *record.name.padded(),
@@ -201,10 +203,8 @@ impl RawRecord {
         if self.id.get() == 0 {
             return check_reserved(self.as_bytes(), at).map(|()| None);
         }
-        if !limits.has_unknown_features() {
-            self.check_reserved(index, at)?;
-        }
-        let settings = self.settings(index, limits)?;
+        let placement = self.placement(index, at, limits)?;
+        let settings = VolumeSettings { placement, ..self.settings(index, limits)? };
         self.check(index)?;
         let name = self.name.get(..usize::from(self.name_len)).unwrap_or_default();
         let name = VolumeName::from_bytes(name).map_err(Problem::Name)?;
@@ -242,7 +242,9 @@ impl RawRecord {
         if limits.has_volume_settings() {
             let kind = u64::from(self.settings[0]);
             let problem = || Problem::entry(index, "settings", kind, "settings of a volume");
-            return VolumeSettings::decode(&self.settings).ok_or_else(problem);
+            let unknown = limits.has_unknown_features();
+            let bytes = if unknown { without_reserved(self.settings) } else { self.settings };
+            return VolumeSettings::decode(&bytes).ok_or_else(problem);
         }
         if !limits.has_unknown_features() {
             let at = size_of::<RawHeader>() + index * RECORD_SIZE;
@@ -251,13 +253,22 @@ impl RawRecord {
         Ok(VolumeSettings::default())
     }
 
-    /// Checks reserved bytes, unless features that this code does not know use them.
-    fn check_reserved(&self, index: usize, at: usize) -> Result<(), Problem> {
-        check_reserved(&[self.reserved_a], at + 51)?;
-        if self.flags.get() != 0 {
-            return Err(Problem::entry(index, "flags", self.flags.get().into(), "0"));
+    /// Reads the placement, if the pool has any. Else the bytes are unused, or belong to a feature
+    /// that this code does not know.
+    fn placement(&self, index: usize, at: usize, limits: &Limits) -> Result<Placement, Problem> {
+        let pinned_to = self.pinned_to.get();
+        if limits.has_placement() {
+            let policy = u64::from(self.placement);
+            let problem = || Problem::entry(index, "placement", policy, "0, 1 or 2 with a device");
+            return Placement::decode(self.placement, pinned_to).ok_or_else(problem);
         }
-        Ok(())
+        if !limits.has_unknown_features() {
+            check_reserved(&[self.placement], at + 51)?;
+            if pinned_to != 0 {
+                return Err(Problem::entry(index, "flags", pinned_to.into(), "0"));
+            }
+        }
+        Ok(Placement::default())
     }
 
     fn check(&self, index: usize) -> Result<(), Problem> {

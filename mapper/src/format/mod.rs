@@ -13,6 +13,7 @@ pub mod index_page;
 pub mod leaf_page;
 pub mod name;
 pub mod page;
+pub mod placement;
 pub mod record;
 pub mod ring;
 pub mod settings;
@@ -69,6 +70,7 @@ pub struct Limits {
     page_end: u64,
     unknown_features: bool,
     volume_settings: bool,
+    placement: bool,
     composite: bool,
 }
 
@@ -83,6 +85,7 @@ impl Limits {
             page_end: physical_end * geometry.pages_per_extent(),
             unknown_features: false,
             volume_settings: false,
+            placement: false,
             composite: false,
         }
     }
@@ -102,6 +105,13 @@ impl Limits {
         self
     }
 
+    /// The same in a pool whose volume records may hold a placement.
+    #[must_use]
+    pub const fn with_placement(mut self, placement: bool) -> Self {
+        self.placement = placement;
+        self
+    }
+
     /// The context of a pool whose entries may be composite.
     #[must_use]
     pub const fn with_composite(mut self, composite: bool) -> Self {
@@ -117,6 +127,10 @@ impl Limits {
         self.volume_settings
     }
 
+    pub(crate) const fn has_placement(&self) -> bool {
+        self.placement
+    }
+
     pub(crate) const fn has_unknown_features(&self) -> bool {
         self.unknown_features
     }
@@ -130,6 +144,7 @@ impl Limits {
             page_end: MAX_PHYSICAL_EXTENTS << 8,
             unknown_features: false,
             volume_settings: false,
+            placement: false,
             composite: false,
         }
     }

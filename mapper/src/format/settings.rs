@@ -1,9 +1,12 @@
 //! Settings of one volume, as they are stored beside its record.
 
 use crate::format::Problem;
+use crate::format::placement::Placement;
 
-/// Bytes of the settings in a volume record.
+/// Bytes of the settings in a volume record, without the placement.
 pub const ENCODED: usize = 64;
+/// The bytes of these that no setting has.
+const RESERVED: [std::ops::Range<usize>; 2] = [2..4, 40..ENCODED];
 
 /// The behaviour of a write that needs an extent when none is available.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -33,6 +36,8 @@ pub struct VolumeSettings {
     pub iops: u64,
     /// Bytes a second; 0 for no limit.
     pub bandwidth: u64,
+    /// See [`Placement`]. It has its own bytes in a record.
+    pub placement: Placement,
 }
 
 /// Most requests a second that can be set: beyond the capability of any device.
@@ -77,7 +82,7 @@ impl VolumeSettings {
         Ok(())
     }
 
-    /// Encodes it as in a volume record; see `docs/ON_DISK_FORMAT.md`.
+    /// Encodes all but the placement as in a volume record; see `docs/ON_DISK_FORMAT.md`.
     #[must_use]
     pub fn encode(&self) -> [u8; ENCODED] {
         let mut bytes = [0; ENCODED];
@@ -116,10 +121,20 @@ impl VolumeSettings {
             quota: word(16),
             iops: word(24),
             bandwidth: word(32),
+            placement: Placement::default(),
         };
         // The remaining bytes must be zero, and every value must be valid.
         (settings.encode() == *bytes && settings.check().is_ok()).then_some(settings)
     }
+}
+
+/// The same bytes without those that belong to a feature that this code does not know.
+#[must_use]
+pub(crate) fn without_reserved(mut bytes: [u8; ENCODED]) -> [u8; ENCODED] {
+    for range in RESERVED {
+        bytes[range].fill(0);
+    }
+    bytes
 }
 
 #[cfg(test)]
@@ -135,6 +150,7 @@ mod tests {
             quota: 1 << 40,
             iops: 5000,
             bandwidth: 100 << 20,
+            placement: Placement::default(),
         }
     }
 

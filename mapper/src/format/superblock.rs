@@ -32,8 +32,11 @@ pub const VOLUME_SETTINGS: u64 = 1;
 /// The first device has a claim page, which its opens for writing renew where several hosts may
 /// reach the storage.
 pub const CLAIM_PAGE: u64 = 2;
+/// Volume records may hold a placement. A reader that does not know it lets the volume's extents
+/// come from any device.
+pub const PLACEMENT: u64 = 8;
 /// Features that may be ignored.
-pub const KNOWN_COMPAT: u64 = VOLUME_SETTINGS | CLAIM_PAGE;
+pub const KNOWN_COMPAT: u64 = VOLUME_SETTINGS | CLAIM_PAGE | PLACEMENT;
 
 const MAGIC: [u8; 8] = *b"BLOCKDsb";
 const CRC_AT: usize = 8;
@@ -233,6 +236,8 @@ impl Superblock {
         let limits = limits.map(|limits| limits.with_unknown_features(self.ignores_features()));
         let has_settings = self.compat & VOLUME_SETTINGS != 0;
         let limits = limits.map(|limits| limits.with_volume_settings(has_settings));
+        let has_placement = self.compat & PLACEMENT != 0;
+        let limits = limits.map(|limits| limits.with_placement(has_placement));
         let has_composite = self.incompat & COMPOSITE != 0;
         let limits = limits.map(|limits| limits.with_composite(has_composite));
         limits.map_err(|problem| problem.of(Structure::Superblock, Place::Memory))

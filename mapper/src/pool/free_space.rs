@@ -141,6 +141,17 @@ impl FreeSpace {
         None
     }
 
+    /// A run of up to `max` extents from this device. Where [`Self::allocate`] goes on stays.
+    pub(crate) fn allocate_on(&mut self, device: usize, max: u64) -> Option<(PhysicalExtent, u64)> {
+        let (first, count) = self.devices.get_mut(device)?.allocate_run(max)?;
+        Some((PhysicalExtent(((device as u64) << DEVICE_SHIFT) + first.0), count))
+    }
+
+    /// Extents of each device that can be given out.
+    pub(crate) fn free_by_device(&self) -> impl Iterator<Item = u64> + Clone {
+        self.devices.iter().map(Allocator::free_count)
+    }
+
     /// The first run of up to `max` free extents that begins at `from` or behind it.
     pub(crate) fn allocate_from(
         &mut self,

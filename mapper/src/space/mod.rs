@@ -4,5 +4,6 @@
 
 pub mod watch;
 
+pub use crate::format::placement::{DeviceMark, Placement};
 pub use crate::format::settings::{OnFull, VolumeSettings};
 pub use watch::{Mark, Marks, Observed, SpaceChange, SpaceState, SpaceWatch};

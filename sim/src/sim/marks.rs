@@ -40,6 +40,7 @@ marks! {
     Clone "clones made";
     Rollback "rollbacks";
     Rename "volumes and snapshots renamed";
+    Placed "volumes spread over devices or pinned to one";
     RepeatedControl "control commands repeated that had been carried out";
     CommitAsked "commits asked for";
     CheckpointAsked "checkpoints asked for";

@@ -176,7 +176,7 @@ impl Open {
 }
 
 /// A path as the daemon takes it: it has another current directory than we have.
-pub(super) fn path_argument(path: &std::path::Path) -> Result<String, Error> {
+pub(crate) fn path_argument(path: &std::path::Path) -> Result<String, Error> {
     let absolute = std::path::absolute(path).map_err(|source| Error::file("find", path, source))?;
     let text = absolute.into_os_string().into_string();
     text.map_err(|path| Error::invalid("path", path.display(), "UTF-8"))

@@ -10,7 +10,7 @@ use std::time::Duration;
 use blockd_inspect::{Media, newest_copy};
 use blockd_mapper::format::claim::{CLAIM_OFFSET, ClaimPage, ClaimState};
 use blockd_mapper::format::superblock::{
-    CLAIM_PAGE, COMPOSITE, DEVICE_STATES, Superblock, VOLUME_SETTINGS,
+    CLAIM_PAGE, COMPOSITE, DEVICE_STATES, PLACEMENT, Superblock, VOLUME_SETTINGS,
 };
 use blockd_mapper::geometry::PAGE_SIZE;
 use blockd_mapper::units::DeviceIndex;
@@ -193,6 +193,7 @@ fn features(superblock: &Superblock) -> Vec<String> {
     let name = |word: &str, bit: u64| match (word, bit) {
         ("compat", VOLUME_SETTINGS) => "volume-settings".to_owned(),
         ("compat", CLAIM_PAGE) => "claim-page".to_owned(),
+        ("compat", PLACEMENT) => "placement".to_owned(),
         ("incompat", COMPOSITE) => "composite".to_owned(),
         ("incompat", DEVICE_STATES) => "device-states".to_owned(),
         _ => format!("{word}:{bit:#x}"),

@@ -1,7 +1,7 @@
 //! A volume that is created, set and attached by one call: all of it, or nothing.
 
 use blockd_api::v1;
-use blockd_engine::pool::{PoolHandle, VolumeSettings};
+use blockd_engine::pool::{Placement, PoolHandle, VolumeSettings};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::from_wire;
@@ -9,7 +9,7 @@ use blockd_media::units::from_wire;
 use super::Control;
 use super::devices::AttachWish;
 use super::messages::{size_of_request, wish};
-use super::settings::{Wanted, merged};
+use super::settings::{Wanted, merged, placement_of};
 use super::volumes::{checked_new_name, existing, find, rounded};
 
 /// The parts of a call that are done.
@@ -65,12 +65,16 @@ impl Control {
         let size = rounded(&handle, size, from_wire(create.limit_bytes, 0)?)?;
         let wish = asked.attach.as_ref().map(wish);
         let _guard = self.lock(&handle, name).await;
-        self.check_parts(&handle, name, asked.configure.as_ref(), wish.as_ref())?;
+        let placement = match &asked.configure {
+            Some(wanted) => placement_of(&handle, wanted).await.map_err(unchanged)?,
+            None => None,
+        };
+        let wanted = asked.configure.as_ref().map(|wanted| (wanted, placement));
+        self.check_parts(&handle, name, wanted, wish.as_ref())?;
         let created = self.create_locked(&handle, name, size, block_size).await;
         let mut done = Done { created: created.map_err(unchanged)?, ..Done::default() };
         let volume = existing(&handle, name)?;
-        let (wanted, parts) = (asked.configure.as_ref(), &mut done);
-        if let Err(error) = self.finish(&handle, &volume, wanted, wish, parts).await {
+        if let Err(error) = self.finish(&handle, &volume, wanted, wish, &mut done).await {
             return Err(self.undo(&handle, &volume, done, &error).await);
         }
         let (created, configured, attached) =
@@ -89,13 +93,13 @@ impl Control {
         &self,
         pool: &PoolHandle,
         name: &str,
-        wanted: Option<&Wanted>,
+        wanted: Option<(&Wanted, Option<Placement>)>,
         wish: Option<&AttachWish>,
     ) -> Result<(), Error> {
         let present = find(pool, name);
-        if let Some(wanted) = wanted {
+        if let Some((wanted, placement)) = wanted {
             let settings = present.as_ref().map(|volume| volume.settings);
-            merged(settings.unwrap_or_default(), wanted).map_err(unchanged)?;
+            merged(settings.unwrap_or_default(), wanted, placement).map_err(unchanged)?;
         }
         let Some(wish) = wish else { return Ok(()) };
         let is_so = match &present {
@@ -113,12 +117,12 @@ impl Control {
         &self,
         pool: &PoolHandle,
         volume: &VolumeSummary,
-        wanted: Option<&Wanted>,
+        wanted: Option<(&Wanted, Option<Placement>)>,
         wish: Option<AttachWish>,
         done: &mut Done,
     ) -> Result<(), Error> {
-        if let Some(wanted) = wanted {
-            let settings = merged(volume.settings, wanted)?;
+        if let Some((wanted, placement)) = wanted {
+            let settings = merged(volume.settings, wanted, placement)?;
             let changed = self.configure_locked(pool, volume, settings).await?;
             done.replaced = changed.then_some(volume.settings);
         }

@@ -36,15 +36,29 @@ pub(super) fn evacuation(
 
 /// The device of the pool that the path of a request leads to.
 pub(super) async fn membership(handle: &PoolHandle, path: &str) -> Result<Membership, Error> {
-    let (found, named) = (handle.clone(), checked_path(path)?);
+    member(handle, "path", path).await
+}
+
+/// The same of the path in a field of a request.
+pub(super) async fn member(
+    handle: &PoolHandle,
+    field: &'static str,
+    path: &str,
+) -> Result<Membership, Error> {
+    let (found, named) = (handle.clone(), checked_path(field, path)?);
     let found = answered(path, move || Ok(found.membership_of(&named))).await?;
     if let Some(membership @ (Membership::At(_) | Membership::Left)) = found {
         return Ok(membership);
     }
+    Err(not_of(handle, field, path))
+}
+
+/// The error of a path that leads to no device of the pool.
+pub(super) fn not_of(handle: &PoolHandle, field: &'static str, path: &str) -> Error {
     let devices = handle.devices();
     let known: Vec<_> = devices.iter().map(|one| one.path.display().to_string()).collect();
     let allowed = format!("a device of pool {}: {}", shown(handle.name()), known.join(", "));
-    Err(Error::invalid("path", path, allowed))
+    Error::invalid(field, path, allowed)
 }
 
 /// Checks that the device at this place may leave: not the first, nor while another one does.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
-use blockd_engine::pool::{Membership, PoolHandle};
+use blockd_engine::pool::{Membership, PoolHandle, VolumeSettings};
 use blockd_media::Device;
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::{PoolError, PoolSpec, identity, is_there};
@@ -17,6 +17,7 @@ use super::handing_on::refuse_owned;
 use super::places::{check_kinds, is_in_memory};
 use super::pools::{refuse_aliases, refuse_foreign, spec};
 use super::served::added_device;
+use super::volumes::existing;
 use super::{Control, EventKind, blocking, hex};
 use crate::config::{DeviceKind, PoolConfig};
 use crate::pool;
@@ -48,10 +49,10 @@ pub(super) async fn answered<T: Send + 'static>(
     })
 }
 
-pub(super) fn checked_path(text: &str) -> Result<PathBuf, Error> {
+pub(super) fn checked_path(field: &'static str, text: &str) -> Result<PathBuf, Error> {
     let path = PathBuf::from(text);
     if !path.is_absolute() || text.contains('\0') {
-        return Err(Error::invalid("path", text, "an absolute path"));
+        return Err(Error::invalid(field, text, "an absolute path"));
     }
     Ok(path)
 }
@@ -86,7 +87,7 @@ impl Control {
         asked: v1::AddPoolDeviceRequest,
     ) -> Result<v1::AddPoolDeviceResponse, Error> {
         let name = self.pool(&asked.name)?.name().to_owned();
-        let path = checked_path(&asked.path)?;
+        let path = checked_path("path", &asked.path)?;
         let _name = self.0.making_pools.lock(&name).await;
         let _place = self.0.making_pools.lock(&asked.path).await;
         let handle = self.pool(&name)?;
@@ -107,6 +108,7 @@ impl Control {
                 if known.devices.iter().chain(&known.spares).all(|device| device.path != path) {
                     self.change_added(&handle, &path, true).await?;
                 }
+                self.move_pins(&handle, &asked).await;
                 return Ok(v1::AddPoolDeviceResponse { changed: false, name, gained_bytes: 0 });
             }
             Some((number, Membership::Spare)) => {
@@ -120,6 +122,7 @@ impl Control {
             _ => self.open_candidate(&handle, &path).await?,
         };
         let gained = self.join(&handle, candidate).await?;
+        self.move_pins(&handle, &asked).await;
         let text = format!(
             "pool {} has grown by {}: {} has joined it",
             shown(&name),
@@ -153,6 +156,36 @@ impl Control {
                 let allowed = "a device that is in use: this one has left the pool; add another \
                                one with `blockd pool device add`";
                 Err(Error::invalid("path", old, allowed))
+            }
+        }
+    }
+
+    /// Pins the volumes that are pinned to a device to the one that replaces it. Where that fails
+    /// they are as volumes whose device leaves, until the request is repeated.
+    async fn move_pins(&self, handle: &PoolHandle, asked: &v1::AddPoolDeviceRequest) {
+        if asked.replaces.is_empty() {
+            return;
+        }
+        let pin = async |path: &str| match membership(handle, path).await {
+            Ok(Membership::At(place)) => handle.pin_to(place),
+            _ => None,
+        };
+        let (Some(old), Some(new)) = (pin(&asked.replaces).await, pin(&asked.path).await) else {
+            return;
+        };
+        for pinned in handle.mapper().summaries() {
+            if pinned.settings.placement != old {
+                continue;
+            }
+            let _guard = self.lock(handle, &pinned.name).await;
+            let Ok(volume) = existing(handle, &pinned.name) else { continue };
+            if volume.settings.placement != old {
+                continue;
+            }
+            let settings = VolumeSettings { placement: new, ..volume.settings };
+            if let Err(error) = self.configure_locked(handle, &volume, settings).await {
+                let (pool, name) = (handle.name(), &volume.name);
+                tracing::warn!(pool, volume = name, %error, "not pinned to the new device");
             }
         }
     }

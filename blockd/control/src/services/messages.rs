@@ -219,6 +219,9 @@ impl Control {
             set_aside_free_bytes: to_wire(volume.unmet),
             made_unix_ms: to_wire(volume.made.0),
             settings: Some(settings::to_message(&volume.settings)),
+            pinned_to: pool
+                .pinned_to(volume.settings.placement)
+                .map_or_else(String::new, |path| path.display().to_string()),
             out_of_space: volume.out_of_space,
             origin_id: volume.origin.0,
             family_id: volume.lineage.0,

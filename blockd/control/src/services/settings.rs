@@ -2,11 +2,14 @@
 //! full.
 
 use blockd_api::v1;
-use blockd_engine::pool::{Control as Command, OnFull, Outcome, PoolHandle, VolumeSettings};
+use blockd_engine::pool::{
+    Control as Command, Membership, OnFull, Outcome, Placement, PoolHandle, VolumeSettings,
+};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, human, to_wire};
 
+use super::evacuation::{member, not_of};
 use super::volumes::{existing, of};
 use super::{Control, EventKind};
 
@@ -23,7 +26,8 @@ impl Control {
         let name = &wanted.name;
         let _guard = self.lock(&handle, name).await;
         let volume = existing(&handle, name)?;
-        let settings = merged(volume.settings, wanted)?;
+        let placement = placement_of(&handle, wanted).await?;
+        let settings = merged(volume.settings, wanted, placement)?;
         let changed = self.configure_locked(&handle, &volume, settings).await?;
         Ok((changed, self.describe(&handle, name).await?))
     }
@@ -40,7 +44,8 @@ impl Control {
         let changed = matches!(outcome, Outcome::Configured { .. });
         if changed {
             let name = &volume.name;
-            let text = format!("volume {} is set to {}", shown(name), in_words(&settings));
+            let words = in_words(pool, &settings);
+            let text = format!("volume {} is set to {words}", shown(name));
             self.events().publish(EventKind::VolumeConfigured, pool.name(), name, text);
         }
         Ok(changed)
@@ -79,8 +84,40 @@ impl Control {
     }
 }
 
-/// The settings that a volume has with those that a request names.
-pub(super) fn merged(present: VolumeSettings, wanted: &Wanted) -> Result<VolumeSettings, Error> {
+/// The placement that a request names; `None` where it names none.
+pub(super) async fn placement_of(
+    pool: &PoolHandle,
+    wanted: &Wanted,
+) -> Result<Option<Placement>, Error> {
+    let path = wanted.pin_to.as_str();
+    let placement = match wanted.placement() {
+        v1::Placement::Pin if path.is_empty() => {
+            return Err(Error::missing("pin_to", "the path of a device of the pool"));
+        }
+        v1::Placement::Pin => {
+            let pin = match member(pool, "placement", path).await? {
+                Membership::At(place) => pool.pin_to(place),
+                _ => None,
+            };
+            return pin.map(Some).ok_or_else(|| not_of(pool, "placement", path));
+        }
+        v1::Placement::Unspecified => None,
+        v1::Placement::Fill => Some(Placement::Fill),
+        v1::Placement::Spread => Some(Placement::Spread),
+    };
+    match path.is_empty() {
+        true => Ok(placement),
+        false => Err(Error::invalid("pin_to", path, "left out unless placement is pin")),
+    }
+}
+
+/// The settings that a volume has with those that a request names, and the placement that was
+/// found for it.
+pub(super) fn merged(
+    present: VolumeSettings,
+    wanted: &Wanted,
+    placement: Option<Placement>,
+) -> Result<VolumeSettings, Error> {
     let bytes = |value: Option<i64>, present: u64| match value {
         Some(value) => from_wire(value, 0),
         None => Ok(present),
@@ -104,11 +141,12 @@ pub(super) fn merged(present: VolumeSettings, wanted: &Wanted) -> Result<VolumeS
         quota: bytes(wanted.quota_bytes, present.quota)?,
         iops: wanted.iops.unwrap_or(present.iops),
         bandwidth: bytes(wanted.bandwidth_bytes, present.bandwidth)?,
+        placement: placement.unwrap_or(present.placement),
     };
     Ok(settings)
 }
 
-fn in_words(settings: &VolumeSettings) -> String {
+fn in_words(pool: &PoolHandle, settings: &VolumeSettings) -> String {
     let mut words = Vec::new();
     match settings.on_full {
         OnFull::Block => {}
@@ -127,6 +165,14 @@ fn in_words(settings: &VolumeSettings) -> String {
     words.extend(
         amounts.into_iter().filter(|row| row.2 > 0).map(|row| format!("{} {}", row.0, row.1)),
     );
+    match settings.placement {
+        Placement::Fill => {}
+        Placement::Spread => words.push("spread over all devices".to_owned()),
+        pin @ Placement::Pin(_) => words.push(match pool.pinned_to(pin) {
+            Some(path) => format!("pinned to {}", path.display()),
+            None => "pinned to a device that has left the pool".to_owned(),
+        }),
+    }
     if words.is_empty() { "the defaults".to_owned() } else { words.join(", ") }
 }
 
@@ -145,5 +191,11 @@ pub(super) fn to_message(settings: &VolumeSettings) -> v1::VolumeSettings {
         quota_bytes: to_wire(settings.quota),
         iops: settings.iops,
         bandwidth_bytes: to_wire(settings.bandwidth),
+        placement: match settings.placement {
+            Placement::Fill => v1::Placement::Fill,
+            Placement::Spread => v1::Placement::Spread,
+            Placement::Pin(_) => v1::Placement::Pin,
+        }
+        .into(),
     }
 }

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockd_mapper::engine::UsedExtent;
+use blockd_mapper::geometry::MAX_DEVICES;
+use blockd_mapper::space::Placement;
 use blockd_mapper::units::DeviceIndex;
 use blockd_media::{Device, DeviceInfo, same_device};
 
@@ -143,6 +145,22 @@ impl PoolHandle {
         let mut joined = self.shared.joined();
         let found = joined.find(|(at, _)| self.shared.membership(*at) == Membership::At(place))?;
         Some(found.1)
+    }
+
+    /// The placement that pins a volume to the device at a place of the device table.
+    #[must_use]
+    pub fn pin_to(&self, place: u8) -> Option<Placement> {
+        self.shared.pool.mark_at(place).map(Placement::Pin)
+    }
+
+    /// The path of the device that a placement pins to; `None` where that has left, and where
+    /// nothing is pinned.
+    #[must_use]
+    pub fn pinned_to(&self, placement: Placement) -> Option<PathBuf> {
+        let places = 0..u8::try_from(MAX_DEVICES).unwrap_or(u8::MAX);
+        let is_pin = matches!(placement, Placement::Pin(_));
+        let mut places = places.filter(|_| is_pin);
+        self.path_at(places.find(|place| self.pin_to(*place) == Some(placement))?)
     }
 
     /// The path of the device at a place of the device table.

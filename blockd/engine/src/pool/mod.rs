@@ -28,5 +28,7 @@ pub use blockd_mapper::engine::{
     VolumeSummary,
 };
 pub use blockd_mapper::open::OpenReport;
-pub use blockd_mapper::space::{Mark, Marks, OnFull, SpaceChange, SpaceState, VolumeSettings};
+pub use blockd_mapper::space::{
+    Mark, Marks, OnFull, Placement, SpaceChange, SpaceState, VolumeSettings,
+};
 pub use blockd_mapper::units::VolumeId;

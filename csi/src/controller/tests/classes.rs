@@ -1,5 +1,6 @@
 //! Sizes, classes, room and topology.
 
+use blockd_api::v1;
 use proptest::prelude::{Strategy, prop_oneof};
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
@@ -104,6 +105,38 @@ async fn thick_volumes_have_their_space_or_are_not_there() {
     let (code, _) = refused(thin.controller().create_volume(Request::new(request)).await);
     assert_eq!(code, Code::ResourceExhausted);
     assert!(thin.fake.volumes().is_empty());
+}
+
+#[tokio::test]
+async fn volumes_lie_where_their_class_or_a_parameter_says() {
+    let configuration = "[[class]]\nname = 'a'\nplacement = 'spread'\ndefault = true\n\
+                         [[class]]\nname = 'b'\n";
+    let rig = Rig::new(&[("default", 100 * MIB)], configuration);
+    let service = rig.controller();
+    let placed = |name: &str| {
+        let volume = rig.fake.volume("default", name).unwrap();
+        (volume.settings.unwrap().placement(), volume.pinned_to)
+    };
+    let pin = [("csi.blockd.io/placement", "pin:/dev/sdc")];
+    let pinned =
+        proto::CreateVolumeRequest { parameters: map(&pin), ..volume_request("c", 8 * MIB) };
+    let of_b = [("csi.blockd.io/device-class", "b")];
+    let other =
+        proto::CreateVolumeRequest { parameters: map(&of_b), ..volume_request("b", 8 * MIB) };
+    for _ in 0..2 {
+        make(&service, volume_request("a", 8 * MIB)).await;
+        make(&service, pinned.clone()).await;
+        make(&service, other.clone()).await;
+        assert_eq!(placed("csi.a"), (v1::Placement::Spread, String::new()));
+        assert_eq!(placed("csi.c"), (v1::Placement::Pin, "/dev/sdc".to_owned()));
+        assert_eq!(placed("csi.b").0, v1::Placement::Unspecified);
+    }
+    let bad = [("csi.blockd.io/placement", "stripe")];
+    let bad = proto::CreateVolumeRequest { parameters: map(&bad), ..volume_request("d", 8 * MIB) };
+    let (code, text) = refused(service.create_volume(Request::new(bad)).await);
+    assert_eq!(code, Code::InvalidArgument);
+    assert!(text.contains("csi.blockd.io/placement is stripe: must be fill, spread"), "{text}");
+    assert!(rig.fake.volume("default", "csi.d").is_none());
 }
 
 #[tokio::test]

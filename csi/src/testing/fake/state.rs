@@ -216,6 +216,10 @@ impl State {
             settings.on_full = asked.on_full;
             settings.on_full_timeout_ms = asked.on_full_timeout_ms;
         }
+        if asked.placement() != v1::Placement::Unspecified {
+            settings.placement = asked.placement;
+            found.pinned_to = asked.pin_to;
+        }
         found.settings = Some(settings);
         let volume = Some(found.clone());
         Ok(v1::ConfigureVolumeResponse { changed: before != settings, volume })

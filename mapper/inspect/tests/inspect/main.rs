@@ -17,6 +17,7 @@ use blockd_mapper::error::MapperError;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::{IoError, Page};
+use blockd_mapper::space::{DeviceMark, Placement, VolumeSettings};
 use blockd_mapper::units::DeviceIndex;
 
 use common::{Media, Rig};
@@ -332,6 +333,29 @@ fn a_restored_pool_continues() {
     let left = rig.kill();
     assert!(checked(&left).findings.is_empty());
     assert!(contents(left).iter().any(|volume| volume.2[0] == 9));
+}
+
+#[test]
+fn settings_and_placements_come_back_from_a_dump() {
+    let mut rig = family(&[16 * MIB, 12 * MIB], 100 << 20);
+    let pin = Placement::Pin(DeviceMark::of(&[2; 16]));
+    let wanted = [("base", pin, 500), ("copy", Placement::Spread, 0)];
+    for (name, placement, iops) in wanted {
+        let volume = rig.engine.volumes().into_iter().find(|one| one.name == name).unwrap().id;
+        let settings = VolumeSettings { placement, iops, ..VolumeSettings::default() };
+        rig.control(Control::Configure { volume, settings }).unwrap();
+    }
+    let mut media = closed(rig);
+    assert!(checked(&media).findings.is_empty());
+    let (text, _) = dumped(&media);
+    restored(&mut media, &text);
+    let rig = Rig::open(media).unwrap();
+    for volume in rig.engine.volumes() {
+        let set = wanted.into_iter().find(|(name, ..)| *name == volume.name);
+        let (_, placement, iops) = set.unwrap_or(("snap", Placement::Fill, 0));
+        let settings = VolumeSettings { placement, iops, ..VolumeSettings::default() };
+        assert_eq!(volume.settings, settings, "{}", volume.name);
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ use crate::engine::fold::{DRAIN_LIMIT_NS, MAX_DOUBLINGS};
 use crate::engine::queue::Purpose;
 use crate::engine::{AWAITED_POLL_NS, Engine};
 use crate::entry::{Composite, Entry};
+use crate::format::placement::Placement;
 use crate::io::{IoError, IoOp};
 use crate::mutation::{Mutation, Situation, active, met};
 use crate::mutation_gate::MutationGuard;
@@ -280,15 +281,24 @@ impl Engine {
     fn begin_move_copy(&mut self, at: usize) {
         let pool = Arc::clone(&self.pool);
         let one = &self.evacuation.running[at];
-        let bits = {
+        let (bits, placed) = {
             let _stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
-            Self::naming(&pool, one)
-                .iter()
-                .fold(0, |bits, (_, entry)| bits | shown(*entry, one.from))
+            let naming = Self::naming(&pool, one);
+            let bits = naming.iter().fold(0, |bits, (_, entry)| bits | shown(*entry, one.from));
+            let is_placed =
+                |volume: &Arc<Volume>| volume.settings.lock().placement != Placement::default();
+            (bits, naming.into_iter().map(|(volume, _)| volume).find(is_placed))
         };
         // Space set aside for thick volumes is theirs.
         let has_room = self.has_more_than_set_aside();
-        let allocate = || pool.free_space.lock().allocate(1).map(|(first, _)| first);
+        let allocate = || {
+            let mut space = pool.free_space.lock();
+            let run = match &placed {
+                Some(volume) => self.run_for(volume, &mut space, 1),
+                None => space.allocate(1),
+            };
+            run.map(|(first, _)| first)
+        };
         let to = has_room.then(allocate).flatten();
         let one = &mut self.evacuation.running[at];
         let Some(to) = to else {

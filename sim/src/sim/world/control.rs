@@ -2,6 +2,7 @@
 
 use blockd_mapper::engine::{Control, Engine, Outcome};
 use blockd_mapper::error::MapperError;
+use blockd_mapper::space::{DeviceMark, Placement, VolumeSettings};
 use blockd_mapper::units::VolumeId;
 
 use super::super::content::{UNIT, index};
@@ -302,7 +303,10 @@ impl World {
             };
             self.core.trace.note(|| format!("control {number}: {result:?}"));
             match result {
-                Ok(outcome) => self.control_done(number, intent.as_ref(), mark, &outcome),
+                Ok(outcome) => {
+                    self.control_done(number, intent.as_ref(), mark, &outcome);
+                    self.place_new(intent.as_ref(), &outcome)?;
+                }
                 Err(error) => self.control_failed(number, intent.as_ref(), &error)?,
             }
         }
@@ -353,6 +357,28 @@ impl World {
                 up.detach(worker, *volume);
             }
         }
+    }
+
+    /// Gives a new volume a placement by chance, where there are several devices.
+    fn place_new(&mut self, intent: Option<&Intent>, outcome: &Outcome) -> Result<(), Violation> {
+        let (Phase::Up(up), Outcome::Created(volume)) = (&self.phase, outcome) else {
+            return Ok(());
+        };
+        let marks: Vec<DeviceMark> =
+            up.engine.devices().present().map(|(_, one)| DeviceMark::of(&one.uuid)).collect();
+        if self.scripted
+            || marks.len() < 2
+            || matches!(intent, Some(Intent::Copy { snapshot: true, .. }))
+        {
+            return Ok(());
+        }
+        let placement = match self.core.random.u8(..3) {
+            0 => return Ok(()),
+            1 => Placement::Spread,
+            _ => Placement::Pin(marks[self.core.random.usize(..marks.len())]),
+        };
+        let settings = VolumeSettings { placement, ..VolumeSettings::default() };
+        self.submit(Control::Configure { volume: *volume, settings }, None, Mark::Placed)
     }
 
     fn control_failed(
