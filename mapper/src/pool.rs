@@ -48,9 +48,11 @@ pub struct Pool {
     pub(crate) tuning: Tuning,
     /// The caller's index of each device of the table.
     pub(crate) handles: [AtomicU8; MAX_DEVICES],
+    /// The same of devices whose place another one has taken since the pool was opened.
+    pub(crate) former: Mutex<Vec<u8>>,
     pub(crate) arena: Arena,
     /// Per device of the table.
-    pub(crate) counts: Box<[std::sync::OnceLock<SharedCounts>]>,
+    pub(crate) counts: Box<[SharedCounts]>,
     pub(crate) stripes: Box<[Mutex<Stripe>]>,
     pub(crate) gate: MutationGate,
     pub(crate) epochs: IoEpochs,
@@ -358,6 +360,7 @@ impl Pool {
     pub fn has_known(&self, handle: u8) -> bool {
         let devices = self.free_space.lock().device_count();
         self.handles.iter().take(devices).any(|one| one.load(Ordering::Relaxed) == handle)
+            || self.former.lock().contains(&handle)
     }
 
     /// The caller's index of a physical extent's device, and the extent's first byte on it.
@@ -370,7 +373,7 @@ impl Pool {
     /// References of an extent beyond the first.
     pub(crate) fn extra(&self, extent: PhysicalExtent) -> u32 {
         let (device, local) = split(extent);
-        self.counts.get(device).and_then(|c| c.get()).map_or(0, |c| c.extra(local))
+        self.counts.get(device).map_or(0, |counts| counts.extra(local))
     }
 
     pub(crate) fn counts_of(
@@ -378,7 +381,7 @@ impl Pool {
         extent: PhysicalExtent,
     ) -> Option<(&SharedCounts, PhysicalExtent)> {
         let (device, local) = split(extent);
-        Some((self.counts.get(device)?.get()?, local))
+        Some((self.counts.get(device)?, local))
     }
 
     pub(crate) fn stripe(&self, lineage: VolumeId, slot: SlotIndex) -> &Mutex<Stripe> {
@@ -477,8 +480,9 @@ impl Pool {
             pool_id,
             geometry,
             handles: handles.map(AtomicU8::new),
+            former: Mutex::default(),
             arena,
-            counts: (0..MAX_DEVICES).map(|_| std::sync::OnceLock::new()).collect(),
+            counts: (0..MAX_DEVICES).map(|_| SharedCounts::default()).collect(),
             stripes: Self::new_stripes(),
             gate: MutationGate::new(slots, next_lsn),
             epochs: IoEpochs::new(slots),

@@ -37,7 +37,7 @@ pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
 pub use evacuate::EvacuationStatus;
 pub use fold::FoldStatus;
-pub use grow::GROWTH_ALLOWED;
+pub use grow::LARGEST_DEVICE;
 pub use info::fixed_extents;
 pub use keep::{Kept, Shortage};
 pub use release::Releasing;

@@ -340,9 +340,6 @@ impl Opening {
             read_only: self.options.mode == OpenMode::ReadOnly,
             composite: superblock.incompat & COMPOSITE != 0,
         });
-        for (index, record) in superblock.devices.present() {
-            crate::engine::grow::make_counts(&pool, index, record);
-        }
         *pool.free_space.lock() = FreeSpace::of(&superblock.devices)?;
         pool.progress.0.durable.store(superblock.checkpoint_lsn.0, Ordering::SeqCst);
         self.loader = Some(Loader::new(&pool, superblock)?);

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use blockd_mapper::engine::{
     Accounting, Control, DiffPart, DiffRequest, EvacuationStatus, Figures, FoldStatus,
-    GROWTH_ALLOWED, Outcome, Releasing, Use, UsedExtent, VolumeSummary,
+    LARGEST_DEVICE, Outcome, Releasing, Use, UsedExtent, VolumeSummary,
 };
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
@@ -505,8 +505,8 @@ impl PoolHandle {
         if size.is_some_and(|size| size < found.size()) {
             return Ok(invalid("size", wanted, "no smaller than the device is")?);
         }
-        if wanted > self.shared.pool.largest_size(position).unwrap_or(0) {
-            return Ok(invalid("size", wanted, GROWTH_ALLOWED)?);
+        if wanted > self.shared.pool.largest_size() {
+            return Ok(invalid("size", wanted, LARGEST_DEVICE)?);
         }
         Ok((Arc::clone(found), position))
     }
