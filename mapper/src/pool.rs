@@ -86,6 +86,8 @@ pub struct Pool {
     pub(crate) slows_down: AtomicBool,
     /// The last device that has shrunk, or [`NO_DEVICE`].
     pub(crate) shrunk: AtomicU8,
+    /// Whether a rebalance has ended, and the caller has not asked since.
+    pub(crate) rebalanced: AtomicBool,
     /// The last place in the order of volumes that wait for space.
     pub(crate) waiting_order: AtomicU64,
     /// Volumes that have asked for extents since the engine last looked, some of them twice.
@@ -505,6 +507,7 @@ impl Pool {
             fold_wanted: AtomicBool::new(composite),
             slows_down: AtomicBool::new(false),
             shrunk: AtomicU8::new(NO_DEVICE),
+            rebalanced: AtomicBool::new(false),
             waiting_order: AtomicU64::new(0),
             asking: Mutex::new(Vec::with_capacity(64)),
             quantum: AtomicU64::new(tuning.quantum),

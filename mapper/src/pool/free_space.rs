@@ -141,6 +141,13 @@ impl FreeSpace {
         None
     }
 
+    /// A run of up to `max` extents of one device.
+    pub(crate) fn allocate_on(&mut self, device: usize, max: u64) -> Option<(PhysicalExtent, u64)> {
+        let (first, count) = self.devices.get_mut(device)?.allocate_run(max)?;
+        let base = (device as u64) << DEVICE_SHIFT;
+        Some((PhysicalExtent(base + first.0), count))
+    }
+
     /// The first run of up to `max` free extents that begins at `from` or behind it.
     pub(crate) fn allocate_from(
         &mut self,
@@ -200,6 +207,12 @@ impl FreeSpace {
     pub(crate) fn count_on(&self, device: usize) -> u64 {
         let known = self.devices.get(device).into_iter().chain(self.apart(device));
         known.map(Allocator::total_count).sum()
+    }
+
+    /// Extents of a device that are in use.
+    pub(crate) fn used_on(&self, device: usize) -> u64 {
+        let known = self.devices.get(device).into_iter().chain(self.apart(device));
+        known.map(|one| one.total_count() - one.free_count()).sum()
     }
 
     /// Leaving extents that are in use.

@@ -1,4 +1,4 @@
-//! The search for what lies in leaving extents, in bounded steps.
+//! The search for extents that are to be moved, in bounded steps.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const SLOTS_PER_LEAF: u32 = 32;
 impl Engine {
     /// Examines entries, and begins moves, as far as there is room and allowance.
     pub(super) fn walk_leaving(&mut self) {
-        if self.evacuation.is_full {
+        if self.evacuation.is_full || self.rebalance.is_done() {
             if self.evacuation.running.is_empty() {
                 self.end_walk();
             }
@@ -45,7 +45,7 @@ impl Engine {
             left -= 1;
             self.evacuation.walk = Some(self.examine_leaving(&volume, (slot, entry), &mut left));
         }
-        if left == 0 || self.evacuation.is_full {
+        if left == 0 || self.evacuation.is_full || self.rebalance.is_done() {
             self.pool.want_engine();
         }
     }
@@ -55,6 +55,7 @@ impl Engine {
         evacuation.running.len() < AT_ONCE
             && evacuation.rate > 0
             && !evacuation.is_full
+            && !self.rebalance.is_done()
             && !evacuation.pace.is_spent()
             && !evacuation.pace.is_paused(self.now_ns)
     }
@@ -85,7 +86,9 @@ impl Engine {
             let extent = ExtentIndex(slot.first_extent().0 + entry as u64);
             let pool = Arc::clone(&self.pool);
             for physical in pool.arena.entry(leaf, entry).extents() {
-                if !self.evacuation.is_leaving(physical) {
+                let is_to_move =
+                    self.evacuation.is_leaving(physical) || self.rebalance.moves_off(physical);
+                if !is_to_move {
                     continue;
                 }
                 if !self.moves_may_begin() {
