@@ -151,6 +151,23 @@ json! {
         pool_kind = pool.kind().word(),
         folds,
         evacuation,
+        rebalance,
+    }
+    v1::PoolRebalance as rebalance {
+        state = rebalance.state().word(),
+        left_bytes,
+        moved_bytes,
+        moved_extents,
+        rate_bytes,
+        waits_for_space,
+        errors,
+        devices,
+    }
+    v1::DeviceUse as used {
+        path = text(&used.path),
+        total_bytes,
+        used_bytes,
+        before_bytes,
     }
     v1::PoolEvacuation as evacuation {
         path = text(&evacuation.path),
@@ -297,7 +314,7 @@ mod tests {
             devices: vec![device],
             ..Default::default()
         };
-        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false,"pmem":null}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0,"node_objects":[],"space_state":null,"low_bytes":0,"very_low_bytes":0,"write_rate_bytes":0,"seconds_to_full":null,"set_aside_bytes":0,"blocked_writes":0,"durability":null,"write_cache":false,"region":null,"numa_node":0,"largest_volume_bytes":0,"volume_step_bytes":0,"minimum_volume_bytes":0,"scrubbing_bytes":0,"pool_kind":"mapped","folds":null,"evacuation":null}"#;
+        let expected = r#"{"name":"default","is_default":false,"id":null,"state":"unknown","failure":null,"size_bytes":0,"free_bytes":0,"mapped_bytes":0,"reserved_bytes":0,"pending_bytes":0,"metadata_bytes":0,"metadata_free_bytes":0,"backing_free_bytes":null,"promised_bytes":0,"extent_size":0,"volume_count":0,"devices":[{"path":null,"kind":"memory","size_bytes":0,"block_size":0,"direct":false,"sparse":false,"discard":false,"pmem":null}],"snapshot_count":0,"releasing_count":0,"releasing_bytes":0,"node_objects":[],"space_state":null,"low_bytes":0,"very_low_bytes":0,"write_rate_bytes":0,"seconds_to_full":null,"set_aside_bytes":0,"blocked_writes":0,"durability":null,"write_cache":false,"region":null,"numa_node":0,"largest_volume_bytes":0,"volume_step_bytes":0,"minimum_volume_bytes":0,"scrubbing_bytes":0,"pool_kind":"mapped","folds":null,"evacuation":null,"rebalance":null}"#;
         assert_eq!(serde_json::to_string(&pool).unwrap(), expected);
     }
 

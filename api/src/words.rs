@@ -81,6 +81,14 @@ words! {
         Failed => "failed",
         Closed => "closed",
     }
+    RebalanceState -> Option<&'static str> {
+        Unspecified => None,
+        Running => Some("running"),
+        Even => Some("even"),
+        Rest => Some("rest"),
+        Aborted => Some("aborted"),
+        Displaced => Some("displaced"),
+    }
     Severity -> Option<&'static str> {
         Unspecified => None,
         Unknown => Some("unknown"),

@@ -255,3 +255,41 @@ fn a_pool_that_is_low_grows_by_four_quanta_up_to_its_limit() {
     // By 16 MiB once, and then by what the limit leaves.
     assert!(sizes.iter().all(|size| [128, 144, 152].contains(&(size / MIB))), "{sizes:?}");
 }
+
+#[test]
+fn a_pool_grows_a_hundred_times_while_it_is_open() {
+    let mut daemon = Daemon::start("64M");
+    daemon.ok(&["pool", "grow", "--size", "+64M"]);
+    daemon.ok(&["pool", "grow", "--size", "6400M"]);
+    daemon.ok(&["add", "data", "--size", "4G"]);
+    // A block in each extent: they reach far beyond eight times the size at first.
+    let (extents, extent) = (5000, 256 << 10);
+    let block = |at: u64, round: u64| pattern(4096, at + 7 * round);
+    let write = |daemon: &Daemon, round, step| {
+        let mut client = connect(daemon, "data");
+        for at in (0..extents).step_by(step) {
+            client.write(at * extent, &block(at, round), false).unwrap();
+        }
+        client.flush().unwrap();
+    };
+    write(&daemon, 0, 1);
+    daemon.ok(&["snapshot", "data", "--tag", "1"]);
+    write(&daemon, 1, 50);
+    let holds = |daemon: &Daemon, volume: &str, is_new: fn(u64) -> bool| {
+        let mut client = connect(daemon, volume);
+        let mut found = [0; 4096];
+        for at in 0..extents {
+            client.read(at * extent, &mut found).unwrap();
+            let expected = block(at, u64::from(is_new(at)));
+            assert!(found[..] == expected, "extent {at} of {volume}");
+        }
+    };
+    holds(&daemon, "data", |at| at % 50 == 0);
+    daemon.kill();
+    daemon.start_again();
+    holds(&daemon, "data", |at| at % 50 == 0);
+    daemon.ok(&["attach", "data@1", "--read-only"]);
+    holds(&daemon, "data@1", |_| false);
+    let pool = &daemon.json(&["pool", "show"])["pool"];
+    assert_eq!(number(&pool["size_bytes"]), 6400 * MIB);
+}

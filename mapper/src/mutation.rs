@@ -106,6 +106,7 @@ mutations! {
     RemovedEarly "M8" "a device is taken out of the table with extents on it";
     ShrunkEarly "M8" "a device is smaller in the table while extents behind its new end are in use";
     LeavingGivenOut "M9" "an extent that is leaving is given out once all of them are free";
+    MovesForgotten "M10" "a rebalance that ends forgets the moves that it has begun";
     DiffTrustsShared "diff" "a leaf with any sharer is taken for the same in both";
     AccountByLeaf "account" "an extent counts as exclusive if its leaf is";
 }
@@ -163,6 +164,8 @@ situations! {
     PagesLeft "a leaving device's last metadata pages became free";
     DeviceRemoved "a device was taken out of the pool";
     DeviceShrunk "a device of the pool became smaller";
+    Rebalanced "the devices of a pool were evened out";
+    RebalanceEnded "a rebalance has ended";
     Passdown "freed extents were passed down to the media";
 }
 

@@ -51,9 +51,11 @@ pub struct Pool {
     pub(crate) handles: [AtomicU8; MAX_DEVICES],
     /// The mark of each device of the table.
     pub(crate) marks: [AtomicU32; MAX_DEVICES],
+    /// The same of devices whose place another one has taken since the pool was opened.
+    pub(crate) former: Mutex<Vec<u8>>,
     pub(crate) arena: Arena,
     /// Per device of the table.
-    pub(crate) counts: Box<[std::sync::OnceLock<SharedCounts>]>,
+    pub(crate) counts: Box<[SharedCounts]>,
     pub(crate) stripes: Box<[Mutex<Stripe>]>,
     pub(crate) gate: MutationGate,
     pub(crate) epochs: IoEpochs,
@@ -87,6 +89,8 @@ pub struct Pool {
     pub(crate) slows_down: AtomicBool,
     /// The last device that has shrunk, or [`NO_DEVICE`].
     pub(crate) shrunk: AtomicU8,
+    /// Whether a rebalance has ended, and the caller has not asked since.
+    pub(crate) rebalanced: AtomicBool,
     /// The last place in the order of volumes that wait for space.
     pub(crate) waiting_order: AtomicU64,
     /// Volumes that have asked for extents since the engine last looked, some of them twice.
@@ -370,6 +374,7 @@ impl Pool {
     pub fn has_known(&self, handle: u8) -> bool {
         let devices = self.free_space.lock().device_count();
         self.handles.iter().take(devices).any(|one| one.load(Ordering::Relaxed) == handle)
+            || self.former.lock().contains(&handle)
     }
 
     /// The caller's index of a physical extent's device, and the extent's first byte on it.
@@ -382,7 +387,7 @@ impl Pool {
     /// References of an extent beyond the first.
     pub(crate) fn extra(&self, extent: PhysicalExtent) -> u32 {
         let (device, local) = split(extent);
-        self.counts.get(device).and_then(|c| c.get()).map_or(0, |c| c.extra(local))
+        self.counts.get(device).map_or(0, |counts| counts.extra(local))
     }
 
     pub(crate) fn counts_of(
@@ -390,7 +395,7 @@ impl Pool {
         extent: PhysicalExtent,
     ) -> Option<(&SharedCounts, PhysicalExtent)> {
         let (device, local) = split(extent);
-        Some((self.counts.get(device)?.get()?, local))
+        Some((self.counts.get(device)?, local))
     }
 
     pub(crate) fn stripe(&self, lineage: VolumeId, slot: SlotIndex) -> &Mutex<Stripe> {
@@ -490,8 +495,9 @@ impl Pool {
             geometry,
             handles: handles.map(AtomicU8::new),
             marks: std::array::from_fn(|_| AtomicU32::new(0)),
+            former: Mutex::default(),
             arena,
-            counts: (0..MAX_DEVICES).map(|_| std::sync::OnceLock::new()).collect(),
+            counts: (0..MAX_DEVICES).map(|_| SharedCounts::default()).collect(),
             stripes: Self::new_stripes(),
             gate: MutationGate::new(slots, next_lsn),
             epochs: IoEpochs::new(slots),
@@ -514,6 +520,7 @@ impl Pool {
             fold_wanted: AtomicBool::new(composite),
             slows_down: AtomicBool::new(false),
             shrunk: AtomicU8::new(NO_DEVICE),
+            rebalanced: AtomicBool::new(false),
             waiting_order: AtomicU64::new(0),
             asking: Mutex::new(Vec::with_capacity(64)),
             quantum: AtomicU64::new(tuning.quantum),

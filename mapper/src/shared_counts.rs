@@ -2,36 +2,39 @@
 
 use std::sync::OnceLock;
 
-use crate::geometry::SLAB_EXTENTS;
+use crate::geometry::{DEVICE_SHIFT, SLAB_EXTENTS};
 use crate::sync::{AtomicU32, Ordering, zeroed_slice};
 use crate::units::PhysicalExtent;
 
 /// Extents per slab of counters; loom explores small ones.
 const PER_SLAB: u64 = if cfg!(loom) { 2 } else { SLAB_EXTENTS };
+/// Segments that a device of the largest size has: the first is one slab, and each later one as
+/// many as all before it together.
+const SEGMENTS: usize = 1 + (DEVICE_SHIFT - PER_SLAB.trailing_zeros()) as usize;
 
-/// A counter per physical extent, in slabs that exist once something in them was shared.
+/// Counters of 4096 extents.
+type Slab = OnceLock<Box<[AtomicU32]>>;
+
+/// A counter per physical extent of a device, in slabs that exist once something in them was
+/// shared. A segment of the table of slabs exists once one of its slabs does, so that the table has
+/// room for the largest device and takes memory for those extents alone that were shared.
 ///
 /// The holders of an extent are all at one place of one lineage, so one stripe guards its counter;
 /// different counters change at the same time.
 #[derive(Debug)]
 pub struct SharedCounts {
-    slabs: Box<[OnceLock<Box<[AtomicU32]>>]>,
+    segments: [OnceLock<Box<[Slab]>>; SEGMENTS],
+}
+
+impl Default for SharedCounts {
+    /// Counters of no extent yet, all of them 0.
+    fn default() -> Self {
+        Self { segments: std::array::from_fn(|_| OnceLock::new()) }
+    }
 }
 
 impl SharedCounts {
-    /// Counters for this many extents, all of them 0. Takes 16 bytes per 4096 extents.
-    #[must_use]
-    pub fn new(extent_capacity: u64) -> Self {
-        Self { slabs: (0..extent_capacity.div_ceil(PER_SLAB)).map(|_| OnceLock::new()).collect() }
-    }
-
-    /// Extents there are counters for.
-    #[must_use]
-    pub fn capacity(&self) -> u64 {
-        self.slabs.len() as u64 * PER_SLAB
-    }
-
-    /// References beyond the first. Where nothing is shared, one load.
+    /// References beyond the first. Where nothing is shared, one load or two.
     #[must_use]
     #[inline]
     pub fn extra(&self, extent: PhysicalExtent) -> u32 {
@@ -42,12 +45,13 @@ impl SharedCounts {
     ///
     /// # Panics
     ///
-    /// If the extent is beyond the capacity, if there is no memory for its slab, or after 2^32
-    /// references, more than there can be leaves: a count that is too low gives away data.
+    /// If the extent lies beyond the largest device, if there is no memory for its slab, or after
+    /// 2^32 references, more than there can be leaves: a count that is too low gives away data.
     pub fn add(&self, extent: PhysicalExtent, references: u32) {
-        let (slab, index) = place(extent).expect("extents of a pool have 40 bits");
-        let slab = self.slabs.get(slab).expect("the capacity covers every extent of the pool");
-        let counters = slab.get_or_init(|| {
+        let Place { segment, slab, index } = Place::of(extent);
+        let present = self.segments.get(segment).expect("a device has at most 2^36 extents");
+        let slabs = present.get_or_init(|| (0..slabs_of(segment)).map(|_| Slab::new()).collect());
+        let counters = slabs[slab].get_or_init(|| {
             let count = usize::try_from(PER_SLAB).expect("a slab is small");
             zeroed_slice(count).expect("memory for 16 KiB of counters")
         });
@@ -70,28 +74,52 @@ impl SharedCounts {
 
     /// The extents with more than one reference and how many more, in order.
     pub fn iter(&self) -> impl Iterator<Item = (PhysicalExtent, u32)> {
-        self.slabs.iter().zip((0u64..).step_by(STEP)).flat_map(|(slab, first)| {
-            let counters = slab.get().map_or(&[][..], |counters| counters);
-            let counts = counters.iter().map(|counter| counter.load(Ordering::Acquire));
-            (first..).map(PhysicalExtent).zip(counts).filter(|&(_, extra)| extra > 0)
+        self.segments.iter().enumerate().flat_map(|(segment, slabs)| {
+            let slabs = slabs.get().map_or(&[][..], |slabs| slabs);
+            let first = first_slab(segment) * PER_SLAB;
+            slabs.iter().zip((first..).step_by(STEP)).flat_map(|(slab, first)| {
+                let counters = slab.get().map_or(&[][..], |counters| counters);
+                let counts = counters.iter().map(|counter| counter.load(Ordering::Acquire));
+                (first..).map(PhysicalExtent).zip(counts).filter(|&(_, extra)| extra > 0)
+            })
         })
     }
 
     #[inline]
     fn counter(&self, extent: PhysicalExtent) -> Option<&AtomicU32> {
-        let (slab, index) = place(extent)?;
-        self.slabs.get(slab)?.get()?.get(index)
+        let Place { segment, slab, index } = Place::of(extent);
+        self.segments.get(segment)?.get()?.get(slab)?.get()?.get(index)
     }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "4096 at most")]
 const STEP: usize = PER_SLAB as usize;
 
-#[inline]
-fn place(extent: PhysicalExtent) -> Option<(usize, usize)> {
-    let slab = usize::try_from(extent.0 / PER_SLAB).ok()?;
-    let index = usize::try_from(extent.0 % PER_SLAB).ok()?;
-    Some((slab, index))
+/// The position of an extent's counter.
+#[derive(Clone, Copy)]
+struct Place {
+    segment: usize,
+    slab: usize,
+    index: usize,
+}
+
+impl Place {
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "an index of less than 2^36 slabs")]
+    const fn of(extent: PhysicalExtent) -> Self {
+        let (slab, index) = (extent.0 / PER_SLAB, extent.0 % PER_SLAB);
+        let segment = (u64::BITS - slab.leading_zeros()) as usize;
+        Self { segment, slab: (slab - first_slab(segment)) as usize, index: index as usize }
+    }
+}
+
+/// The first slab of a segment.
+const fn first_slab(segment: usize) -> u64 {
+    (1 << segment) >> 1
+}
+
+const fn slabs_of(segment: usize) -> u64 {
+    (1_u64 << segment) - first_slab(segment)
 }
 
 #[cfg(test)]
@@ -101,7 +129,7 @@ mod tests {
 
     #[test]
     fn counts_go_up_and_down_next_to_each_other() {
-        let counts = SharedCounts::new(10_000);
+        let counts = SharedCounts::default();
         assert_eq!(counts.extra(PhysicalExtent(4096)), 0);
         counts.add(PhysicalExtent(4096), 2);
         counts.add(PhysicalExtent(4095), 1);
@@ -117,25 +145,44 @@ mod tests {
     }
 
     #[test]
-    fn outside_the_capacity_nothing_is_shared() {
-        let counts = SharedCounts::new(1);
+    fn each_extent_has_its_own_counter_up_to_the_last_of_the_largest_device() {
+        let counts = SharedCounts::default();
+        // Around the ends of segments, where they are small, and in one that is not.
+        let extents: Vec<_> = [0, 1, 2, 4, 8, 1000]
+            .into_iter()
+            .flat_map(|slab| [slab * 4096, slab * 4096 + 4095])
+            .map(PhysicalExtent)
+            .collect();
+        let holders = || extents.iter().copied().zip(1..);
+        holders().for_each(|(extent, references)| counts.add(extent, references));
+        assert!(holders().all(|(extent, references)| counts.extra(extent) == references));
+        assert_eq!(counts.iter().collect::<Vec<_>>(), holders().collect::<Vec<_>>());
+        let last = Place::of(PhysicalExtent((1 << DEVICE_SHIFT) - 1));
+        assert_eq!((last.segment, last.index), (SEGMENTS - 1, 4095));
+        assert_eq!(last.slab as u64, slabs_of(SEGMENTS - 1) - 1);
+    }
+
+    #[test]
+    fn outside_a_device_nothing_is_shared() {
+        let counts = SharedCounts::default();
+        counts.add(PhysicalExtent(0), 1);
         assert_eq!(counts.extra(PhysicalExtent(4096)), 0);
+        assert_eq!(counts.extra(PhysicalExtent((1 << DEVICE_SHIFT) - 1)), 0);
         assert_eq!(counts.extra(PhysicalExtent(u64::MAX)), 0);
-        assert_eq!(SharedCounts::new(0).extra(PhysicalExtent(0)), 0);
     }
 
     #[test]
     #[should_panic(expected = "no reference beyond the first")]
     fn the_first_reference_is_not_counted_here() {
-        let counts = SharedCounts::new(1);
+        let counts = SharedCounts::default();
         counts.add(PhysicalExtent(0), 1);
         counts.sub(PhysicalExtent(0));
         counts.sub(PhysicalExtent(0));
     }
 
     #[test]
-    #[should_panic(expected = "the capacity covers")]
-    fn a_reference_outside_the_capacity_is_not_forgotten() {
-        SharedCounts::new(1).add(PhysicalExtent(4096), 1);
+    #[should_panic(expected = "at most 2^36 extents")]
+    fn a_reference_outside_a_device_is_not_forgotten() {
+        SharedCounts::default().add(PhysicalExtent(1 << DEVICE_SHIFT), 1);
     }
 }

@@ -281,6 +281,34 @@ fn the_place_of_a_removed_device_is_used_again() {
 }
 
 #[test]
+fn the_place_of_a_removed_device_is_used_again_while_the_pool_is_open() {
+    let mut rig = Rig::open(pool(&[4 * MIB, 8 * MIB, 24 * MIB])).unwrap();
+    let all = family(&mut rig);
+    remove(&mut rig, 1);
+    wait_until_gone(&mut rig);
+    rig.media.devices.push(vec![0xEE; 40 * MIB]);
+    let (name, uuid) = ("new".to_owned(), [0x77; 16]);
+    let device = NewDevice { name, uuid, size: 40 << 20, block_size: 512, class: 0 };
+    let added = rig.control(Control::AddDevice { handle: 3, device });
+    assert_eq!(added, Ok(Outcome::Grown { extents: 640 }));
+    let positions = |rig: &Rig| [0, 1, 2, 3].map(|handle| rig.pool.position_of(handle));
+    assert_eq!(positions(&rig), [Some(0), None, Some(2), Some(1)]);
+    assert!(rig.pool.has_known(1) && rig.pool.has_known(3) && !rig.pool.has_known(4));
+    // What is shared lies there now.
+    remove(&mut rig, 2);
+    wait_until_gone(&mut rig);
+    for device in [1, 2] {
+        garble(&mut rig, device);
+    }
+    expect(&mut rig, &all);
+    rig.check();
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    assert_eq!(positions(&rig), [Some(0), None, None, Some(1)]);
+    expect(&mut rig, &all);
+    rig.check();
+}
+
+#[test]
 fn a_leaf_that_hundreds_of_snapshots_share_leaves_the_device() {
     let mut rig = Rig::open(pool(&[4 * MIB, 8 * MIB, 64 * MIB])).unwrap();
     let id = rig.create("a", 1 << 20);

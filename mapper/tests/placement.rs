@@ -340,3 +340,29 @@ fn a_pin_ends_with_its_device_and_never_means_another_one_in_its_place() {
     expect(&mut rig, &volume, 0..12);
     rig.check();
 }
+
+#[test]
+fn a_rebalance_leaves_what_is_pinned_on_its_device() {
+    let mut rig = Rig::new(&[32 * MIB, 32 * MIB]);
+    let [pinned, other] = [("a", pin(0)), ("b", Placement::Fill)]
+        .map(|(name, placement)| placed(&mut rig, name, 12 * MIB, placement));
+    for id in [pinned, other] {
+        let volume = rig.attach(id);
+        write(&mut rig, &volume, 0..12);
+        rig.worker.detach(volume);
+    }
+    assert_eq!([pinned, other].map(|id| mapped(&rig, id)), [[192, 0], [192, 0]]);
+    assert_eq!(rig.control(Control::Rebalance { enabled: true }), Ok(Outcome::Rebalancing));
+    for _ in 0..1000 {
+        rig.now += 100_000_000;
+        rig.settle();
+    }
+    assert_eq!(mapped(&rig, pinned), [192, 0]);
+    assert!(mapped(&rig, other)[1] > 150, "{:?}", mapped(&rig, other));
+    for id in [pinned, other] {
+        let volume = rig.attach(id);
+        expect(&mut rig, &volume, 0..12);
+        rig.worker.detach(volume);
+    }
+    rig.check();
+}

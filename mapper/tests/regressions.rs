@@ -4,6 +4,7 @@
 mod common;
 
 use blockd_mapper::engine::{Control, Outcome};
+use blockd_mapper::error::MapperError;
 use blockd_mapper::io::*;
 use blockd_mapper::open::*;
 use blockd_mapper::plan::*;
@@ -156,27 +157,46 @@ fn a_flush_covers_what_a_failed_write_has_left() {
     }
 }
 
-// two grows of a device
+// growth of a device to a hundred times its size at opening
 #[test]
-fn a_device_grows_no_further_than_its_counters() {
+fn a_device_grows_a_hundred_times_and_shares_what_lies_there() {
     let mut rig = Rig::new(&[4 * MIB]);
     let id = rig.create("a", 1 << 30);
     let v = rig.attach(id);
-    for f in [8usize, 64, 100] {
+    for f in [8, 64, 65, 100] {
         let big = f * 4 * MIB;
         rig.media.devices[0].resize(big, 0xEE);
         let grown = rig.control(Control::GrowDevice { device: 0, size: big as u64 });
-        // Counters come in slabs of 4096 extents, 256 MiB here.
-        assert_eq!(grown.is_ok(), f <= 64, "{f} times: {grown:?}");
+        assert!(matches!(grown, Ok(Outcome::Grown { .. })), "{f} times: {grown:?}");
     }
-    let total = rig.engine.space().free / EXTENT;
-    for n in 0..(total - 400) {
+    let largest = rig.pool.largest_size();
+    let refused = rig.control(Control::GrowDevice { device: 0, size: largest + 1 });
+    assert!(matches!(refused, Err(MapperError::Invalid { field: "size", .. })), "{refused:?}");
+    let written = rig.engine.space().free / EXTENT - 400;
+    for n in 0..written {
         rig.write(&v, n * EXTENT, &[1; 512]).unwrap();
     }
-    rig.control(Control::Snapshot { source: id, name: "s".into() }).unwrap();
-    for n in (0..(total - 400)).rev().step_by(300) {
+    let last = rig.pool.volume_extents().iter().map(|used| used.extent).max();
+    assert!(last > Some(4096 + 1500), "{last:?}");
+    let snapshot = rig.control(Control::Snapshot { source: id, name: "s".into() });
+    let Ok(Outcome::Created(snapshot)) = snapshot else { panic!("{snapshot:?}") };
+    let again: Vec<_> = (0..written).rev().step_by(300).collect();
+    for n in &again {
         rig.write(&v, n * EXTENT, &[2; 512]).unwrap();
     }
+    rig.flush(&v).unwrap();
+    rig.check();
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    for (id, value) in [(id, 2), (snapshot, 1)] {
+        let v = rig.attach(id);
+        for n in 0..written {
+            let expected = if again.contains(&n) { value } else { 1 };
+            assert_eq!(rig.read(&v, n * EXTENT, 512), [expected; 512], "extent {n} of {id}");
+        }
+        rig.worker.detach(v);
+    }
+    rig.control(Control::Delete { volume: snapshot }).unwrap();
+    rig.check();
 }
 
 // shrink replayed with no leaf to spare

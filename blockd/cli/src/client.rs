@@ -65,6 +65,7 @@ calls! {
     fold_pool: FoldPoolRequest -> FoldPoolResponse;
     add_pool_device: AddPoolDeviceRequest -> AddPoolDeviceResponse;
     remove_pool_device: RemovePoolDeviceRequest -> RemovePoolDeviceResponse;
+    rebalance_pool: RebalancePoolRequest -> RebalancePoolResponse;
     set_pool_feature: SetPoolFeatureRequest -> SetPoolFeatureResponse;
     create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse;
     clone_volume: CloneVolumeRequest -> CloneVolumeResponse;

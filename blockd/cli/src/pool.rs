@@ -8,6 +8,7 @@ mod feature;
 mod fold;
 mod hand_on;
 mod map;
+mod rebalance;
 mod rename;
 mod shrink;
 
@@ -30,6 +31,7 @@ pub(crate) use feature::Feature;
 pub(crate) use fold::Fold;
 pub(crate) use hand_on::{Export, Import};
 pub(crate) use map::Map;
+pub(crate) use rebalance::Rebalance;
 pub(crate) use rename::Rename;
 pub(crate) use shrink::Shrink;
 
@@ -52,6 +54,7 @@ pub(crate) enum Pool {
     Scan(pool_tools::Scan),
     Grow(Grow),
     Shrink(Shrink),
+    Rebalance(Rebalance),
     #[command(subcommand)]
     Device(PoolDevice),
     Fold(Fold),
@@ -109,6 +112,7 @@ impl Pool {
             Self::Scan(scan) => scan.run(context),
             Self::Grow(grow) => grow.run(context).await,
             Self::Shrink(shrink) => shrink.run(context).await,
+            Self::Rebalance(rebalance) => rebalance.run(context).await,
             Self::Device(device) => device.run(context).await,
             Self::Fold(fold) => fold.run(context).await,
             Self::Feature(feature) => feature.run(context).await,
@@ -227,6 +231,10 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         let row = if evacuation.shrinks_to_bytes > 0 { "shrinking" } else { "leaving" };
         rows.push((row, device::leaving(evacuation, output)));
     }
+    let rebalance = pool.rebalance.as_ref();
+    if let Some(running) = rebalance.filter(|one| one.state() == v1::RebalanceState::Running) {
+        rows.push(("rebalance", rebalance::moving(running, output)));
+    }
     if let Some(folds) = &pool.folds {
         rows.push(("composite", fold::composite(folds)));
         rows.extend((folds.enabled).then(|| ("folds", fold::folds(folds, &context.output))));
@@ -235,6 +243,10 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
     for device in &pool.devices {
         let mut how = vec![device.kind().word().to_owned(), size(device.size_bytes)];
         how.push(if device.direct { "direct" } else { "buffered" }.to_owned());
+        let used = rebalance.and_then(|one| one.devices.iter().find(|u| u.path == device.path));
+        how.extend(used.map(|one| {
+            format!("{} used", percent(amount(one.used_bytes), amount(one.total_bytes)))
+        }));
         how.extend(device.sparse.then(|| "sparse".to_owned()));
         how.extend(device.discard.then(|| "discards".to_owned()));
         how.extend(device.pmem.iter().flat_map(|pmem| pmem_words(pmem, context)));

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use blockd_control::node::NodeId;
 use blockd_control::pool::{PoolSpace, space as space_of};
 use blockd_control::services::Control;
-use blockd_engine::pool::{PoolHandle, VolumeId};
+use blockd_engine::pool::{PoolHandle, RebalanceState, VolumeId};
 use blockd_engine::schedule::Hold;
 use blockd_engine::stats::{MediaOp, Op, Stage, VolumeStats};
 use blockd_mapper::format::catalogue::VolumeKind;
@@ -216,6 +216,14 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
         set("blockd_pool_evacuation_moved_bytes", evacuation.moved);
         set("blockd_pool_evacuation_errors", evacuation.errors);
         set("blockd_pool_evacuation_waits", evacuation.waits_for_space.into());
+    }
+    if let Ok(rebalance) = pool.rebalance().await {
+        let is_running = rebalance.state == RebalanceState::Running;
+        set("blockd_pool_rebalancing", is_running.into());
+        set("blockd_pool_rebalance_left_bytes", rebalance.left);
+        set("blockd_pool_rebalance_moved_bytes", rebalance.moved);
+        set("blockd_pool_rebalance_errors", rebalance.errors);
+        set("blockd_pool_rebalance_waits", rebalance.waits_for_space.into());
     }
     let now = &space.now;
     set("blockd_pool_space_state", now.state as u64);

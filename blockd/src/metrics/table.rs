@@ -142,6 +142,31 @@ pub const METRICS: &[Metric] = &[
         POOL,
         "1 when that device waits for free space elsewhere",
     ),
+    metric("blockd_pool_rebalancing", Gauge, POOL, "1 while data is moved to emptier devices"),
+    metric(
+        "blockd_pool_rebalance_left_bytes",
+        Gauge,
+        POOL,
+        "Bytes that are still to be moved to emptier devices",
+    ),
+    metric(
+        "blockd_pool_rebalance_moved_bytes",
+        Counter,
+        POOL,
+        "Bytes moved to emptier devices; from 0 for each rebalance",
+    ),
+    metric(
+        "blockd_pool_rebalance_errors",
+        Counter,
+        POOL,
+        "Copies of the rebalance that met an IO error, and are tried again",
+    ),
+    metric(
+        "blockd_pool_rebalance_waits",
+        Gauge,
+        POOL,
+        "1 when the rebalance waits while the pool is low",
+    ),
     metric(
         "blockd_pool_space_state",
         Gauge,

@@ -244,6 +244,7 @@ impl Engine {
             Control::RemoveDevice { device } => self.remove_device(id, device),
             Control::ShrinkDevice { device, size } => self.shrink_device(id, device, size),
             Control::KeepDevice { device } => self.keep_device(id, device),
+            Control::Rebalance { enabled } => self.rebalance(id, enabled),
             Control::SetComposite { enabled: true } => self.enable_composite(id),
             Control::SetComposite { enabled: false } => match self.disable_composite() {
                 Ok(outcome) => self.end_when_durable(id, outcome),

@@ -1,6 +1,6 @@
 //! A device that leaves the pool: everything on it is moved to other devices, in the background,
 //! while volumes are used. Or one that shrinks: everything behind its new end is moved, to the rest
-//! of it too (see [`shrink`]).
+//! of it too (see [`shrink`]). Or data that is moved to emptier devices (see [`rebalance`]).
 //!
 //! The device table says that it is leaving, on the media too, so that a crash only delays it. From
 //! then on nothing new is put there. A walk over all volumes moves data (see [`moving`]) and has
@@ -29,9 +29,12 @@ use super::{DRAIN_POLL_NS, Engine};
 
 mod find;
 mod moving;
+mod rebalance;
 mod shrink;
 
 use moving::Move;
+pub(crate) use rebalance::Rebalance;
+pub use rebalance::{RebalanceState, RebalanceStatus};
 
 /// Figures of the device that is leaving or shrinking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -99,11 +102,6 @@ impl Evacuation {
         Self { rate, leaving, again_ns: leaving.map(|_| 0), ..Self::default() }
     }
 
-    /// Whether nothing is under way, and nothing waits.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.leaving.is_none() && self.running.is_empty()
-    }
-
     /// Whether an extent is being moved: no fold may change what is in it.
     pub(super) fn moves(&self, extent: PhysicalExtent) -> bool {
         self.running.iter().any(|one| one.concerns(extent))
@@ -127,12 +125,21 @@ impl Evacuation {
         self.status.waits_for_space = true;
     }
 
-    fn is_leaving(&self, extent: PhysicalExtent) -> bool {
+    pub(super) fn is_leaving(&self, extent: PhysicalExtent) -> bool {
         self.leaving.is_some_and(|leaving| leaving.holds(extent))
     }
 }
 
 impl Engine {
+    /// Whether no move is under way, and none waits.
+    pub(super) fn moves_nothing(&self) -> bool {
+        !self.has_to_move() && self.evacuation.running.is_empty()
+    }
+
+    fn has_to_move(&self) -> bool {
+        self.evacuation.leaving.is_some() || self.rebalance.is_running()
+    }
+
     /// Figures of the device that is leaving or shrinking.
     #[must_use]
     pub fn evacuation_status(&self) -> EvacuationStatus {
@@ -144,13 +151,14 @@ impl Engine {
         for (size, record) in sizes.iter_mut().zip(self.superblock.devices.as_slice()) {
             *size = record.size;
         }
+        let status = if evacuation.leaving.is_some() { evacuation.status } else { <_>::default() };
         EvacuationStatus {
             sizes,
             device: evacuation.leaving.and_then(|one| u8::try_from(one.device).ok()),
             shrinks_to: shrinks.map(|leaving| (leaving.from + 1) * extent),
             left: left * extent,
             rate: evacuation.rate,
-            ..evacuation.status
+            ..status
         }
     }
 
@@ -232,6 +240,7 @@ impl Engine {
             self.stay();
             return Err(error);
         }
+        self.end_rebalance(RebalanceState::Displaced);
         let mut records = self.superblock.devices.as_slice().to_vec();
         records[leaving.device] = record;
         self.controls.devices = DeviceTable::new(&records);
@@ -344,7 +353,7 @@ impl Engine {
         let evacuation = &self.evacuation;
         // Moves that have begun end, whatever is asked meanwhile.
         let retried = evacuation.running.iter().filter_map(Move::retried_at).min();
-        if evacuation.leaving.is_none() || evacuation.rate == 0 || self.closing {
+        if !self.has_to_move() || evacuation.rate == 0 || self.closing {
             return retried;
         }
         let paced =
@@ -361,10 +370,11 @@ impl Engine {
         let (rate, least) = (self.evacuation.rate, self.pool.geometry.extent_size());
         self.evacuation.pace.refill(self.now_ns, rate, least);
         self.step_moves();
-        let Some(leaving) = self.evacuation.leaving.filter(|_| !self.closing) else {
+        if self.closing || !self.has_to_move() {
             self.evacuation.walk = None;
             return;
-        };
+        }
+        let Some(leaving) = self.evacuation.leaving else { return self.step_rebalance() };
         if let Some(finished) = self.evacuation.last {
             if self.checkpoint.finished > finished {
                 self.forget_leaving();
@@ -388,6 +398,9 @@ impl Engine {
 
     /// A walk has ended: another one follows, unless nothing is left.
     fn end_walk(&mut self) {
+        if self.rebalance.is_running() {
+            return self.end_rebalance_walk();
+        }
         let evacuation = &mut self.evacuation;
         evacuation.walk = None;
         evacuation.status.waits_for_space = evacuation.is_full;

@@ -6,27 +6,19 @@ use crate::format::placement::DeviceMark;
 use crate::format::superblock::{DeviceRecord, DeviceState, DeviceTable};
 use crate::geometry::DEVICE_SHIFT;
 use crate::pool::{NO_DEVICE, Pool};
-use crate::shared_counts::SharedCounts;
 use crate::sync::Ordering;
 use crate::units::PhysicalExtent;
 
 use super::Engine;
 use super::control::{ControlId, Outcome};
 
-/// Limit of a device's growth, as a multiple of its size at opening, until the pool is reopened:
-/// the table of extra references is made for so much.
-const GROWTH: u64 = 8;
-/// The same in words.
-pub const GROWTH_ALLOWED: &str = "at most 8 times the size at opening, and 2^36 extents";
+/// The limit of a device in words.
+pub const LARGEST_DEVICE: &str = "at most 2^36 extents";
 
-/// Makes room for the extra references of a device's extents, and notes its mark.
-pub(crate) fn make_counts(pool: &Pool, index: usize, device: &DeviceRecord) {
+/// Notes by which mark volumes are pinned to a device.
+pub(crate) fn note_mark(pool: &Pool, index: usize, device: &DeviceRecord) {
     if let Some(mark) = pool.marks.get(index) {
         mark.store(DeviceMark::of(&device.uuid).0, Ordering::Relaxed);
-    }
-    if let Some(counts) = pool.counts.get(index) {
-        let capacity = (device.extents * GROWTH).min(1 << DEVICE_SHIFT);
-        counts.get_or_init(|| SharedCounts::new(capacity));
     }
 }
 
@@ -50,14 +42,11 @@ impl Pool {
         self.shrunk.store(device.unwrap_or(NO_DEVICE), Ordering::SeqCst);
     }
 
-    /// Largest size of a device in bytes until the pool is reopened; `None` where the pool has no
-    /// such device.
+    /// Largest size of a device in bytes.
     #[must_use]
-    pub fn largest_size(&self, device: u8) -> Option<u64> {
-        let counts = self.counts.get(usize::from(device))?.get()?;
-        let extents = counts.capacity().min(1 << DEVICE_SHIFT);
+    pub const fn largest_size(&self) -> u64 {
         // A partial extent at the end is not used.
-        Some((extents + 1).saturating_mul(self.geometry.extent_size()) - 1)
+        ((1 << DEVICE_SHIFT) + 1) * self.geometry.extent_size() - 1
     }
 
     /// The record of a device that may join the pool, at this place of its table.
@@ -105,8 +94,8 @@ impl Engine {
         if size < record.size || extents < record.extents {
             return refuse("no smaller than the device was");
         }
-        if size > self.pool.largest_size(device).unwrap_or(0) {
-            return refuse(GROWTH_ALLOWED);
+        if size > self.pool.largest_size() {
+            return refuse(LARGEST_DEVICE);
         }
         let gained = extents - record.extents;
         if gained == 0 {
@@ -130,7 +119,9 @@ impl Engine {
         if records.iter().any(|r| r.uuid == device.uuid) {
             return Ok(0);
         }
-        let index = self.place_for_device(&records);
+        // The place of a removed device, or the one behind the last.
+        let removed = records.iter().position(|record| !record.is_present());
+        let index = removed.unwrap_or(records.len());
         let record = self.pool.check_new_device(index, device)?;
         let mut handles = self.pool.handles[..records.len()].iter();
         if handles.any(|h| h.load(Ordering::SeqCst) == handle) {
@@ -141,7 +132,11 @@ impl Engine {
             });
         }
         match records.get_mut(index) {
-            Some(removed) => *removed = record,
+            Some(removed) => {
+                let former = self.pool.handles[index].load(Ordering::SeqCst);
+                self.pool.former.lock().push(former);
+                *removed = record;
+            }
             None => records.push(record),
         }
         let table = DeviceTable::new(&records).ok_or(MapperError::Limit {
@@ -154,23 +149,13 @@ impl Engine {
         Ok(record.extents)
     }
 
-    /// The place of a removed device, or the one behind the last. A device that was removed since
-    /// the pool was opened leaves a table of references made for its size.
-    fn place_for_device(&self, records: &[DeviceRecord]) -> usize {
-        let is_usable = |at: &usize| {
-            !records[*at].is_present()
-                && self.pool.counts.get(*at).is_some_and(|c| c.get().is_none())
-        };
-        (0..records.len()).find(is_usable).unwrap_or(records.len())
-    }
-
     /// The superblock names the new extents: they can be given out.
     pub(super) fn use_new_extents(&mut self) {
         let pool = std::sync::Arc::clone(&self.pool);
         let mut space = pool.free_space.lock();
         let table = self.superblock.devices;
         for (index, record) in table.present() {
-            make_counts(&pool, index, record);
+            note_mark(&pool, index, record);
             extend(&mut space, index, record);
         }
         drop(space);

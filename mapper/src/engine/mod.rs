@@ -36,9 +36,9 @@ use std::sync::Arc;
 
 pub use account::{Accounting, Figures, MAX_ACCOUNTED};
 pub use control::{Control, ControlId, Outcome};
-pub use evacuate::EvacuationStatus;
+pub use evacuate::{EvacuationStatus, RebalanceState, RebalanceStatus};
 pub use fold::FoldStatus;
-pub use grow::GROWTH_ALLOWED;
+pub use grow::LARGEST_DEVICE;
 pub use info::fixed_extents;
 pub use keep::{Kept, Shortage};
 pub use placing::STRIPE_BYTES;
@@ -121,6 +121,7 @@ pub struct Engine {
     pub(crate) space: SpacePolicy,
     pub(crate) folds: fold::Folds,
     pub(crate) evacuation: evacuate::Evacuation,
+    pub(crate) rebalance: evacuate::Rebalance,
     pub(crate) feature: feature::Feature,
     pub(crate) closing: bool,
     /// The pool is clean, and nothing is done to it any more.
@@ -175,6 +176,7 @@ impl Engine {
             space: SpacePolicy::new(pool.tuning.marks),
             folds: fold::Folds::new(pool.tuning.fold_rate),
             evacuation: evacuate::Evacuation::new(pool.tuning.evacuation_rate, leaving),
+            rebalance: evacuate::Rebalance::default(),
             feature: feature::Feature::default(),
             closing: false,
             closed: false,
@@ -223,8 +225,8 @@ impl Engine {
             self.step_releases();
             self.step_awaited_epoch();
             self.step_folds();
-            // A device rarely leaves or shrinks.
-            if !self.evacuation.is_idle() {
+            // A device rarely leaves or shrinks, or is evened out with others.
+            if !self.moves_nothing() {
                 self.step_evacuation();
             }
             self.step_grants();
@@ -307,7 +309,7 @@ impl Engine {
         };
         let folds = self.fold_deadline();
         let rest = self.space_deadline();
-        let rest = match self.evacuation.is_idle() {
+        let rest = match self.moves_nothing() {
             true => rest,
             false => rest.into_iter().chain(self.evacuation_deadline()).min(),
         };
@@ -323,7 +325,7 @@ impl Engine {
             && self.controls.is_idle()
             && self.releases.is_idle()
             && self.folds.is_idle()
-            && self.evacuation.is_idle()
+            && self.moves_nothing()
             && self.uncommitted() == 0
     }
 

@@ -71,6 +71,14 @@ impl Engine {
         }
     }
 
+    /// The place of the device that a volume is pinned to, if it is in the pool.
+    pub(super) fn pinned_to(&self, volume: &Volume) -> Option<usize> {
+        match volume.settings.lock().placement {
+            Placement::Pin(mark) => self.marked(mark),
+            _ => None,
+        }
+    }
+
     /// The place of a device of the pool.
     pub(super) fn marked(&self, mark: DeviceMark) -> Option<usize> {
         let mut present = self.superblock.devices.present();

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::directory::Directory;
+use crate::geometry::MAX_DEVICES;
 use crate::io::IoOp;
 use crate::mutation::{Mutation, Situation, active, met};
 use crate::pool::{Pool, split};
@@ -165,6 +166,29 @@ impl Releases {
         let waiting = waiting.chain(self.undrained.iter().map(|(_, item)| item));
         let extents = waiting.filter(|item| matches!(item, Item::Extent { .. })).count() as u64;
         extents + self.passing_down + self.passdown.iter().map(|run| run.1).sum::<u64>()
+    }
+
+    /// The same of each device. A shared extent counts where all of its references are to go.
+    pub(crate) fn pending_by_device(&self, pool: &Pool) -> [u64; MAX_DEVICES] {
+        let waiting = self.undurable.iter().map(|(_, item)| item);
+        let waiting = waiting.chain(self.undrained.iter().map(|(_, item)| item));
+        let dropped = waiting.filter_map(|item| match item {
+            Item::Extent { physical, .. } => Some(*physical),
+            _ => None,
+        });
+        let mut dropped: Vec<_> = dropped.collect();
+        dropped.sort_unstable();
+        let free = dropped
+            .chunk_by(|a, b| a == b)
+            .filter(|drops| drops.len() as u64 > u64::from(pool.extra(drops[0])))
+            .map(|drops| (drops[0], 1));
+        let mut counts = [0; MAX_DEVICES];
+        for (first, count) in free.chain(self.passdown.iter().copied()) {
+            if let Some(sum) = counts.get_mut(split(first).0) {
+                *sum += count;
+            }
+        }
+        counts
     }
 
     /// Does a bounded piece of work; `true` if there may be more to do at once. `hold_leaves`: a

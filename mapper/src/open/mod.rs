@@ -340,10 +340,10 @@ impl Opening {
             read_only: self.options.mode == OpenMode::ReadOnly,
             composite: superblock.incompat & COMPOSITE != 0,
         });
-        for (index, record) in superblock.devices.present() {
-            crate::engine::grow::make_counts(&pool, index, record);
-        }
         *pool.free_space.lock() = FreeSpace::of(&superblock.devices)?;
+        for (index, record) in superblock.devices.present() {
+            crate::engine::grow::note_mark(&pool, index, record);
+        }
         pool.progress.0.durable.store(superblock.checkpoint_lsn.0, Ordering::SeqCst);
         self.loader = Some(Loader::new(&pool, superblock)?);
         self.pool = Some(Arc::new(pool));

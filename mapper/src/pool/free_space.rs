@@ -213,6 +213,12 @@ impl FreeSpace {
         known.map(Allocator::total_count).sum()
     }
 
+    /// Extents of a device that are in use.
+    pub(crate) fn used_on(&self, device: usize) -> u64 {
+        let known = self.devices.get(device).into_iter().chain(self.apart(device));
+        known.map(|one| one.total_count() - one.free_count()).sum()
+    }
+
     /// Leaving extents that are in use.
     pub(crate) fn used_leaving(&self) -> u64 {
         self.leaving.as_ref().map_or(0, |(_, apart)| apart.total_count() - apart.free_count())

@@ -71,7 +71,7 @@ struct Arguments {
 enum Profile {
     /// A snapshot every 50 requests, deleted 20 requests later, in pools with composite entries
     Snapshots,
-    /// Devices that leave the pool or stay after all, under writes, snapshots and crashes
+    /// Devices that leave the pool, stay after all or are evened out, under writes and crashes
     Evacuation,
 }
 

@@ -1,4 +1,4 @@
-//! Profiles that favour devices which leave the pool or shrink.
+//! Profiles that favour devices which leave the pool or shrink, or are evened out.
 
 use blockd_mapper::mutation::Mutation;
 
@@ -23,11 +23,21 @@ impl Profile {
                 self.shrinks = 0.9;
                 self.controls[11] = 30;
             }
+            Mutation::MovesForgotten => {
+                self.bend_to_moves_under_writes([10, 8, 0, 0, 0, 0, 5, 5, 0, 0, 0, 60, 0]);
+                self.rebalances = 0.9;
+            }
             _ => {}
+        }
+        // Rules of all moves show themselves with either.
+        let of_all = ["M1", "M2", "M3", "M5", "M6"].contains(&mutation.id());
+        if of_all && random.bool() {
+            self.rebalances = 1.0;
         }
     }
 
-    /// Devices that leave or shrink, or stay after all, under writes, snapshots and crashes.
+    /// Devices that leave or shrink, or stay after all, or are evened out, under writes, snapshots
+    /// and crashes.
     pub fn bend_to_evacuation(&mut self, random: &mut fastrand::Rng) {
         self.composite = random.u8(..3) > 0;
         // The first has hardly room for data, and little for pages.
@@ -48,6 +58,7 @@ impl Profile {
         self.crash = [0.004, 0.015][random.usize(..2)];
         self.pace = [30, 30, 30, 10, 10];
         self.shrinks = [0.0, 0.5, 0.8][random.usize(..3)];
+        self.rebalances = [0.0, 0.3, 0.7][random.usize(..3)];
     }
 
     /// A few extents that are written all the time, with IO that is answered late.

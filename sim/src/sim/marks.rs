@@ -55,6 +55,8 @@ marks! {
     DeviceShrinks "devices that began to shrink";
     DeviceShrunk "devices that have shrunk";
     DeviceGone "devices that left";
+    RebalanceBegun "rebalances asked for";
+    RebalanceStopped "rebalances stopped";
     Kill "process deaths";
     KillRecovery "process deaths while opening";
     Power "losses of power";

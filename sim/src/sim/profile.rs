@@ -13,7 +13,7 @@ pub enum Aim {
     Rule(Mutation),
     /// Snapshots that are taken and deleted at a steady pace. No scripts.
     Snapshots,
-    /// Devices that leave the pool or shrink, or stay after all. No scripts.
+    /// Devices that leave the pool or shrink, or stay after all, or are evened out. No scripts.
     Evacuation,
 }
 
@@ -63,8 +63,7 @@ pub struct Profile {
     /// Structure changes per client request.
     pub control: f64,
     /// Relative weight of create, delete, resize, snapshot, clone, rollback, commit, checkpoint,
-    /// close, a group of snapshots, composite entries on or off, a device that leaves or stays,
-    /// rename.
+    /// close, a group of snapshots, composite entries on or off, a change of the devices, rename.
     pub controls: [u32; 13],
     /// Process deaths and losses of power per client request.
     pub crash: f64,
@@ -101,6 +100,8 @@ pub struct Profile {
     pub evacuation_rate: u64,
     /// Share of devices that shrink, of those that leave or shrink.
     pub shrinks: f64,
+    /// Share of rebalances, of changes of the devices.
+    pub rebalances: f64,
     /// Snapshots that are taken and deleted at a steady pace, besides those of `controls`.
     pub rhythm: Option<Rhythm>,
 }
@@ -135,8 +136,7 @@ impl Profile {
         mix[0] = mix[0].max(1);
         let mut controls = [0; 13];
         controls[..12].fill_with(|| weight(random));
-        controls[0] = controls[0].max(2);
-        controls[8] = controls[8].min(1);
+        (controls[0], controls[8]) = (controls[0].max(2), controls[8].min(1));
         let silent = if random.u8(..16) == 0 { 0.3 } else { 0.0 };
         let errors = random.u8(..4) == 0;
         let error = |random: &mut fastrand::Rng, all: &[f64]| {
@@ -183,6 +183,7 @@ impl Profile {
             fold_rate: [0, 1 << 30, 1 << 40, 1 << 40][random.usize(..4)],
             evacuation_rate: 1 << 40,
             shrinks: 0.3,
+            rebalances: 0.3,
             rhythm: None,
         };
         match random.u8(..8) {
@@ -239,6 +240,7 @@ impl Profile {
             fold_rate: 1 << 40,
             evacuation_rate: 1 << 40,
             shrinks: 0.0,
+            rebalances: 0.0,
             rhythm: None,
         }
     }

@@ -116,6 +116,8 @@ impl Keeper {
                     self.look_who_waits();
                     self.note_departed().await;
                     self.note_shrunk().await;
+                    // It fails with the pool, which is news of its own.
+                    let _ = self.finder.control.note_rebalanced(&self.finder.handle).await;
                 }
             }
             self.find_more();

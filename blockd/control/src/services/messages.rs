@@ -15,6 +15,7 @@ use blockd_serve::ublk::control::DeviceView;
 use super::devices::{AttachWish, FrontEnd};
 use super::evacuation::evacuation;
 use super::folds::folds;
+use super::rebalancing::rebalance;
 use super::{Control, Known, pool_error, settings, volumes};
 use crate::direct::{PoolView, State, Usage, VolumeView};
 use crate::pool;
@@ -270,6 +271,7 @@ impl Control {
         let now = space.now;
         let folded = handle.folds(false).await.map_err(|error| pool_error(&name, error))?;
         let leaving = handle.evacuation(None).await.map_err(|error| pool_error(&name, error))?;
+        let rebalanced = handle.rebalance().await.map_err(|error| pool_error(&name, error))?;
         let mut blocked_writes = 0_u64;
         self.data_path().each_volume(&mut |one| {
             if one.blocked.get() > 0 && one.pool.is(&name) {
@@ -321,6 +323,7 @@ impl Control {
             scrubbing_bytes: if handle.erases() { to_wire(space.pool.pending) } else { 0 },
             folds: Some(folds(&folded)),
             evacuation: evacuation(handle, &leaving),
+            rebalance: rebalance(handle, &rebalanced),
             region: pmem.first().map(region).unwrap_or_default(),
             numa_node: numa_node(pmem.first().and_then(|info| info.site.numa_node)),
         })

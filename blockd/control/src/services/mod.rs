@@ -32,6 +32,7 @@ mod opening;
 mod places;
 mod policy;
 mod pools;
+mod rebalancing;
 mod regions;
 mod releases;
 mod renaming;

@@ -194,6 +194,14 @@ impl Calls for Control {
         whole(async move { control.remove_pool_device(&asked).await }).await
     }
 
+    async fn rebalance_pool(
+        &self,
+        asked: Request<v1::RebalancePoolRequest>,
+    ) -> Answer<v1::RebalancePoolResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.rebalance_pool(&asked).await }).await
+    }
+
     async fn set_pool_feature(
         &self,
         asked: Request<v1::SetPoolFeatureRequest>,

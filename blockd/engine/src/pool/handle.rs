@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use blockd_mapper::engine::{
     Accounting, Control, DiffPart, DiffRequest, EvacuationStatus, Figures, FoldStatus,
-    GROWTH_ALLOWED, Outcome, Releasing, Use, UsedExtent, VolumeSummary,
+    LARGEST_DEVICE, Outcome, RebalanceStatus, Releasing, Use, UsedExtent, VolumeSummary,
 };
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::{Pool, Space};
@@ -140,6 +140,8 @@ pub(super) enum Ask {
     Folds(bool, oneshot::Sender<FoldStatus>),
     /// Figures of the device that is leaving; before, bytes a second that may be copied off it.
     Evacuation(Option<u64>, oneshot::Sender<EvacuationStatus>),
+    /// Figures of the rebalance of the pool's devices.
+    Rebalance(oneshot::Sender<RebalanceStatus>),
     Count(Box<Count>, oneshot::Sender<Count>),
     Metadata(oneshot::Sender<Vec<UsedExtent>>),
     Diff(DiffRequest, oneshot::Sender<Result<DiffPart, PoolError>>),
@@ -435,6 +437,14 @@ impl PoolHandle {
         receive.await.map_err(|_| PoolError::Gone)
     }
 
+    /// Figures of the present rebalance of the pool's devices, or of the last one since the pool
+    /// was opened.
+    pub async fn rebalance(&self) -> Result<RebalanceStatus, PoolError> {
+        let (send, receive) = oneshot::channel();
+        self.ask(Ask::Rebalance(send))?;
+        receive.await.map_err(|_| PoolError::Gone)
+    }
+
     /// A part of what a volume holds beside another, in bounded time.
     pub async fn diff(&self, request: DiffRequest) -> Result<DiffPart, PoolError> {
         let (send, receive) = oneshot::channel();
@@ -505,8 +515,8 @@ impl PoolHandle {
         if size.is_some_and(|size| size < found.size()) {
             return Ok(invalid("size", wanted, "no smaller than the device is")?);
         }
-        if wanted > self.shared.pool.largest_size(position).unwrap_or(0) {
-            return Ok(invalid("size", wanted, GROWTH_ALLOWED)?);
+        if wanted > self.shared.pool.largest_size() {
+            return Ok(invalid("size", wanted, LARGEST_DEVICE)?);
         }
         Ok((Arc::clone(found), position))
     }

@@ -24,8 +24,8 @@ pub use members::Membership;
 pub use open::{open, open_created};
 
 pub use blockd_mapper::engine::{
-    Control, EvacuationStatus, Figures, FoldStatus, Outcome, Releasing, Shortage, Use,
-    VolumeSummary,
+    Control, EvacuationStatus, Figures, FoldStatus, Outcome, RebalanceState, RebalanceStatus,
+    Releasing, Shortage, Use, VolumeSummary,
 };
 pub use blockd_mapper::open::OpenReport;
 pub use blockd_mapper::space::{

@@ -83,6 +83,7 @@ control! {
         add_volume: AddVolumeRequest -> AddVolumeResponse;
         add_pool_device: AddPoolDeviceRequest -> AddPoolDeviceResponse;
         remove_pool_device: RemovePoolDeviceRequest -> RemovePoolDeviceResponse;
+        rebalance_pool: RebalancePoolRequest -> RebalancePoolResponse;
         set_pool_feature: SetPoolFeatureRequest -> SetPoolFeatureResponse;
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
         rename_volume: RenameVolumeRequest -> RenameVolumeResponse;

@@ -119,6 +119,14 @@ pub enum Control {
         /// Position in the pool's device table.
         device: u8,
     },
+    /// Begins to move data from fuller devices to emptier ones, until the same share of each is
+    /// used, or stops doing so. Answered when it has begun
+    /// ([`RebalanceStatus`](crate::engine::RebalanceStatus)). Ends with the pool, and when a device
+    /// begins to leave or shrink; refused while one does.
+    Rebalance {
+        /// Whether data is to be moved.
+        enabled: bool,
+    },
     /// Turns composite entries on or off. Off is answered when it has begun: from then on no write
     /// makes one, and those that there are are folded ([`FoldStatus`](crate::engine::FoldStatus)).
     SetComposite {
@@ -162,6 +170,10 @@ pub enum Outcome {
     Shrinking,
     /// The device stays in the pool, with its size.
     Kept,
+    /// Data is being moved to emptier devices.
+    Rebalancing,
+    /// No more data is moved to emptier devices.
+    RebalanceStopped,
     /// Entries may be composite from now on.
     Enabled,
     /// All entries are being made plain.

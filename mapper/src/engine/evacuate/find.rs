@@ -1,10 +1,11 @@
-//! The search for what lies in leaving extents, in bounded steps.
+//! The search for extents that are to be moved, in bounded steps.
 
 use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::leaf::LEAF_ENTRIES;
 use crate::mutation::{Mutation, Situation, active, met};
+use crate::pool::split;
 use crate::sync::Ordering;
 use crate::units::{ExtentIndex, LeafId, PageAddress, SlotIndex, VolumeId};
 use crate::volume::{OPEN, Volume};
@@ -20,7 +21,7 @@ const SLOTS_PER_LEAF: u32 = 32;
 impl Engine {
     /// Examines entries, and begins moves, as far as there is room and allowance.
     pub(super) fn walk_leaving(&mut self) {
-        if self.evacuation.is_full {
+        if self.evacuation.is_full || self.rebalance.is_done() {
             if self.evacuation.running.is_empty() {
                 self.end_walk();
             }
@@ -45,7 +46,7 @@ impl Engine {
             left -= 1;
             self.evacuation.walk = Some(self.examine_leaving(&volume, (slot, entry), &mut left));
         }
-        if left == 0 || self.evacuation.is_full {
+        if left == 0 || self.evacuation.is_full || self.rebalance.is_done() {
             self.pool.want_engine();
         }
     }
@@ -55,6 +56,7 @@ impl Engine {
         evacuation.running.len() < AT_ONCE
             && evacuation.rate > 0
             && !evacuation.is_full
+            && !self.rebalance.is_done()
             && !evacuation.pace.is_spent()
             && !evacuation.pace.is_paused(self.now_ns)
     }
@@ -81,11 +83,14 @@ impl Engine {
         if volume.state.load(Ordering::SeqCst) != OPEN {
             return next;
         }
+        let home = self.pinned_to(volume);
         for entry in first..LEAF_ENTRIES {
             let extent = ExtentIndex(slot.first_extent().0 + entry as u64);
             let pool = Arc::clone(&self.pool);
             for physical in pool.arena.entry(leaf, entry).extents() {
-                if !self.evacuation.is_leaving(physical) {
+                let is_at_home = home == Some(split(physical).0);
+                let evens_out = !is_at_home && self.rebalance.moves_off(physical);
+                if !self.evacuation.is_leaving(physical) && !evens_out {
                     continue;
                 }
                 if !self.moves_may_begin() {

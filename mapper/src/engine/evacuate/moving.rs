@@ -175,6 +175,7 @@ impl Engine {
         });
         let cost = i64::try_from(pool.geometry.extent_size()).unwrap_or(i64::MAX);
         evacuation.pace.take(cost);
+        self.rebalance.began(from);
         pool.await_epoch(until);
     }
 
@@ -224,6 +225,7 @@ impl Engine {
                     return self.step_move(at);
                 }
                 self.evacuation.doublings = 0;
+                self.rebalance.drained();
                 if self.unblock(at) {
                     self.begin_move_copy(at);
                 } else {
@@ -250,6 +252,7 @@ impl Engine {
         if !evacuation.pace.is_paused(self.now_ns) {
             evacuation.doublings = (evacuation.doublings + 1).min(MAX_DOUBLINGS);
             evacuation.pace.pause_until(later);
+            self.note_put_off();
         }
     }
 
@@ -289,21 +292,11 @@ impl Engine {
                 |volume: &Arc<Volume>| volume.settings.lock().placement != Placement::default();
             (bits, naming.into_iter().map(|(volume, _)| volume).find(is_placed))
         };
-        // Space set aside for thick volumes is theirs.
-        let has_room = self.has_more_than_set_aside();
-        let allocate = || {
-            let mut space = pool.free_space.lock();
-            let run = match &placed {
-                Some(volume) => self.run_for(volume, &mut space, 1),
-                None => space.allocate(1),
-            };
-            run.map(|(first, _)| first)
-        };
-        let to = has_room.then(allocate).flatten();
+        let to = self.take_target(placed.as_deref());
         let one = &mut self.evacuation.running[at];
         let Some(to) = to else {
             one.stage = Stage::Ending;
-            return self.evacuation.wait_for_space();
+            return;
         };
         let copy = Copy::new(one.from, to, bits);
         let planned = i64::try_from(pool.geometry.extent_size()).unwrap_or(i64::MAX);
@@ -443,6 +436,9 @@ impl Engine {
             self.releases.release_extent(&pool, copy.to);
         }
         remove_write(&pool, &mut stripe, token);
+        if one.switches == 0 {
+            self.rebalance.came_to_nothing(one.from, one.copy.as_ref().map(|copy| copy.to));
+        }
         if one.copy.is_none() {
             let planned = i64::try_from(pool.geometry.extent_size()).unwrap_or(i64::MAX);
             self.evacuation.pace.refund(planned);

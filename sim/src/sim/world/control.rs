@@ -216,7 +216,7 @@ impl World {
     }
 
     /// A device leaves or shrinks, if enough is left without it; now and then the leaving one
-    /// stays.
+    /// stays. Or the devices are evened out, or that ends.
     fn change_devices(&mut self) -> Result<(), Violation> {
         let Phase::Up(up) = &self.phase else { return Ok(()) };
         let table = *up.engine.devices();
@@ -226,6 +226,11 @@ impl World {
                 0 => self.submit(Control::KeepDevice { device }, None, Mark::DeviceStays),
                 _ => Ok(()),
             };
+        }
+        let share = self.core.profile.rebalances;
+        if self.core.chance(share) {
+            let enabled = self.core.random.u8(..4) > 0;
+            return self.submit_rebalance(enabled);
         }
         let share = self.core.profile.shrinks;
         if self.core.chance(share) {
@@ -243,6 +248,11 @@ impl World {
         }
         let device = others[self.core.random.usize(..others.len())];
         self.submit(Control::RemoveDevice { device }, None, Mark::DeviceLeaves)
+    }
+
+    pub(super) fn submit_rebalance(&mut self, enabled: bool) -> Result<(), Violation> {
+        let mark = if enabled { Mark::RebalanceBegun } else { Mark::RebalanceStopped };
+        self.submit(Control::Rebalance { enabled }, None, mark)
     }
 
     /// Notes devices that are no longer of the pool, or not as a whole. What was on them is lost,

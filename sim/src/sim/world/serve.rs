@@ -1,6 +1,6 @@
 //! A pool in service: the next event, the requests of clients, and the end of a history.
 
-use blockd_mapper::engine::Control;
+use blockd_mapper::engine::{Control, RebalanceState};
 use blockd_mapper::error::MapperError;
 
 use super::super::content::UNIT;
@@ -142,21 +142,25 @@ impl World {
     }
 
     /// A device that is leaving stays where the others have no room for what is on it: nothing else
-    /// goes on, and no space becomes free.
+    /// goes on, and no space becomes free. A rebalance of a pool that stays low ends.
     fn end_long_wait(&mut self) -> Result<(), Violation> {
         let Phase::Up(up) = &self.phase else { return Ok(()) };
         let goes_on = up.live() > 0 || self.operations_left > 0 || !up.controls.is_empty();
         let leaving = up.engine.evacuation_status().device;
+        let rebalances = up.engine.rebalance_status().state == RebalanceState::Running;
         // Not from 0 after each crash: there are always more of them.
-        let Some(device) = leaving.filter(|_| !goes_on && !up.draining && !up.closed) else {
+        if goes_on || up.draining || up.closed || (leaving.is_none() && !rebalances) {
             return Ok(());
-        };
+        }
         self.leaving_polls += 1;
         if self.leaving_polls < LEAVING_POLLS {
             return Ok(());
         }
         self.leaving_polls = 0;
-        self.submit(Control::KeepDevice { device }, None, Mark::DeviceStays)
+        match leaving {
+            Some(device) => self.submit(Control::KeepDevice { device }, None, Mark::DeviceStays),
+            None => self.submit_rebalance(false),
+        }
     }
 
     pub(super) fn pass_time(&mut self) {

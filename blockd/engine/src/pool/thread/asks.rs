@@ -75,6 +75,7 @@ impl PoolThread {
                     }
                     let _ = answer.send(self.engine.evacuation_status());
                 }
+                Ask::Rebalance(answer) => drop(answer.send(self.engine.rebalance_status())),
                 Ask::Count(mut count, answer) => {
                     self.count(&mut count);
                     let _ = answer.send(*count);
