@@ -40,6 +40,8 @@ marks! {
     Clone "clones made";
     Rollback "rollbacks";
     Rename "volumes and snapshots renamed";
+    Label "volumes and snapshots given other labels";
+    LabelsLost "openings that could not read some labels";
     RepeatedControl "control commands repeated that had been carried out";
     CommitAsked "commits asked for";
     CheckpointAsked "checkpoints asked for";
