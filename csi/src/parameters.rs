@@ -98,6 +98,7 @@ impl Mutable {
             quota_bytes: self.quota.map(Bytes::get),
             iops: self.iops,
             bandwidth_bytes: self.bandwidth.map(Bytes::get),
+            ..Default::default()
         }
     }
 }

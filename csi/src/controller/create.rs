@@ -375,7 +375,11 @@ impl Source {
         let _clones = plugin.clones.read().await;
         let snapshot = plugin.settings.names.clone_snapshot(source, id);
         let member = v1::SnapshotMember { volume: source.name.clone(), name: snapshot.clone() };
-        let asked = v1::CreateSnapshotsRequest { pool: id.pool.clone(), members: vec![member] };
+        let asked = v1::CreateSnapshotsRequest {
+            pool: id.pool.clone(),
+            members: vec![member],
+            ..Default::default()
+        };
         plugin.daemon.create_snapshots(asked).await?;
         let made = provision::clone(plugin, spec, &snapshot).await;
         match made {

@@ -15,7 +15,7 @@ use blockd_serve::ublk::control::DeviceView;
 use super::devices::{AttachWish, FrontEnd};
 use super::evacuation::evacuation;
 use super::folds::folds;
-use super::{Control, Known, pool_error, settings, volumes};
+use super::{Control, Known, labels, pool_error, settings, volumes};
 use crate::direct::{PoolView, State, Usage, VolumeView};
 use crate::pool;
 
@@ -219,6 +219,7 @@ impl Control {
             set_aside_free_bytes: to_wire(volume.unmet),
             made_unix_ms: to_wire(volume.made.0),
             settings: Some(settings::to_message(&volume.settings)),
+            labels: labels::to_message(&volume.labels),
             out_of_space: volume.out_of_space,
             origin_id: volume.origin.0,
             family_id: volume.lineage.0,
