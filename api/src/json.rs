@@ -63,6 +63,7 @@ json! {
         pmem = volume.usage().word().map(|_| InPmem(volume)),
         set_aside_free_bytes,
         pinned_to = text(&volume.pinned_to),
+        labels,
     }
     InPmem<'_> as pmem {
         usage = pmem.0.usage().word(),
@@ -298,9 +299,12 @@ mod tests {
             size_bytes: 10 << 30,
             attached: true,
             nbd_uris: vec!["nbd+unix:///data?socket=/run/blockd/nbd.sock".to_owned()],
+            labels: [("team", ""), ("app.example/role", "db")]
+                .map(|(k, v)| (k.into(), v.into()))
+                .into(),
             ..Default::default()
         };
-        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"],"made_unix_ms":null,"settings":{"on_full":"block","on_full_timeout_ms":0,"thick":false,"reservation_bytes":0,"quota_bytes":0,"iops":0,"bandwidth_bytes":0,"placement":"fill"},"out_of_space":false,"durability":null,"write_cache":false,"pmem":null,"set_aside_free_bytes":0,"pinned_to":null}"#;
+        let expected = r#"{"name":"data","pool":"default","kind":"volume","origin":null,"size_bytes":10737418240,"block_size":512,"mapped_bytes":0,"valid_bytes":0,"exclusive_bytes":0,"shared_bytes":0,"reserved_bytes":0,"attached":true,"read_only":false,"connections":0,"front_end":null,"device_path":null,"device_major":null,"device_minor":null,"device_problem":null,"queue_count":0,"queue_depth":0,"zero_copy":false,"nbd_uris":["nbd+unix:///data?socket=/run/blockd/nbd.sock"],"made_unix_ms":null,"settings":{"on_full":"block","on_full_timeout_ms":0,"thick":false,"reservation_bytes":0,"quota_bytes":0,"iops":0,"bandwidth_bytes":0,"placement":"fill"},"out_of_space":false,"durability":null,"write_cache":false,"pmem":null,"set_aside_free_bytes":0,"pinned_to":null,"labels":{"app.example/role":"db","team":""}}"#;
         assert_eq!(serde_json::to_string(&volume).unwrap(), expected);
     }
 

@@ -60,8 +60,8 @@ impl Rig {
 
     fn snapshot(&mut self, volume: &str, name: &str) {
         let member = v1::SnapshotMember { volume: volume.to_owned(), name: name.to_owned() };
-        let request =
-            v1::CreateSnapshotsRequest { pool: "small".to_owned(), members: vec![member] };
+        let (pool, members) = ("small".to_owned(), vec![member]);
+        let request = v1::CreateSnapshotsRequest { pool, members, ..Default::default() };
         self.runtime.block_on(self.control.create_snapshots(request)).unwrap();
     }
 

@@ -14,6 +14,7 @@ pub mod group;
 pub mod health;
 pub mod identity;
 pub mod ids;
+pub mod labels;
 pub mod limits;
 pub mod locks;
 pub mod logging;

@@ -7,6 +7,7 @@ use blockd_csi_base::quantity::Ratio;
 
 use crate::config::{Class, Kind};
 use crate::error::Error;
+use crate::labels::Labels;
 use crate::parameters::Mutable;
 use crate::plugin::{Plugin, Pools};
 use crate::pmem::{self, Plan};
@@ -30,6 +31,8 @@ pub struct CreateSpec<'a> {
     pub mutable: &'a Mutable,
     /// How it lies in persistent memory.
     pub pmem: Plan,
+    /// Its labels. A namespace has none.
+    pub labels: &'a Labels,
 }
 
 /// Makes an empty volume, or finishes one that is there.
@@ -145,23 +148,30 @@ pub async fn finish(
     {
         placement.apply(&mut request);
     }
-    if is_set(&settings, &request) {
+    let labels = missing_labels(spec, &volume);
+    let is_set = is_set(&settings, &request);
+    if is_set {
         if settings.thick && !is_thick {
             let it = ("volume", spec.name);
             return Err(Error::exists(it, "all its space set aside:", "thick", "thin"));
         }
-        return Ok(volume);
-    }
-    if !is_untouched(&settings) {
+        if labels.is_empty() {
+            return Ok(volume);
+        }
+        request = Mutable::default().request(spec.pool, spec.name);
+    } else if !is_untouched(&settings) {
         // Another request was finished before: settings are made at once or not at all.
         let it = ("volume", spec.name);
         let (existing, asked) = (describe(&settings), "other parameters");
         return Err(Error::exists(it, "parameters", existing, asked));
     }
+    request.set_labels = labels;
     match plugin.daemon.configure_volume(request).await {
         Ok(answer) => Ok(answer.volume.unwrap_or_default()),
         Err(error) => {
-            let is_empty = volume.valid_bytes == 0 && volume.origin_id == 0 && !volume.attached;
+            // One that only lacks labels may be of a plugin that did not know them.
+            let is_empty =
+                !is_set && volume.valid_bytes == 0 && volume.origin_id == 0 && !volume.attached;
             // A caller that receives a refusal may not retry; one that receives UNAVAILABLE does,
             // and completes it.
             let is_refused = error.daemon_kind().is_some();
@@ -171,6 +181,16 @@ pub async fn finish(
             Err(error)
         }
     }
+}
+
+/// The labels that a volume is to have and has not.
+fn missing_labels(spec: &CreateSpec<'_>, volume: &v1::Volume) -> Labels {
+    if spec.class.kind == Kind::PmemDirect {
+        return Labels::new();
+    }
+    let is_missing = |(key, value): &(&String, &String)| volume.labels.get(*key) != Some(*value);
+    let missing = spec.labels.iter().filter(is_missing);
+    missing.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// Removes the results of a failed call. If that fails too, the repeat finds it.
@@ -253,7 +273,7 @@ pub async fn expand(
 ) -> Result<v1::Volume, Error> {
     let present = Bytes::new(pmem::charged(&volume)).unwrap_or_default();
     let pools = plugin.pools().await?;
-    let class = class_of(&plugin.settings.config.classes, &pools, &volume);
+    let class = class_of(plugin, &pools, &volume);
     let mut granule = Bytes::constant(i64::from(volume.block_size));
     if class.kind == Kind::PmemPooled {
         let pool = pools.serving(&class).find(|pool| pool.name == volume.pool);
@@ -266,9 +286,18 @@ pub async fn expand(
     grow(plugin, &class, &volume, size).await
 }
 
-/// Returns the class of a volume. It is not stored: it is a class of the volume's pool and kind,
-/// and of several the one with the highest ratio.
-fn class_of(classes: &[Class], pools: &Pools, volume: &v1::Volume) -> Class {
+/// Returns the class of a volume: the one that its label names, if that still has the volume's
+/// pool. Volumes of older plugins have no such label: theirs is a class of the volume's pool and
+/// kind, and of several the one with the highest ratio.
+fn class_of(plugin: &Plugin, pools: &Pools, volume: &v1::Volume) -> Class {
+    let classes = &plugin.settings.config.classes;
+    let label = volume.labels.get(&plugin.settings.keys.device_class());
+    let is_named = |class: &&Class| {
+        label == Some(&class.name) && pools.serving(class).any(|pool| pool.name == volume.pool)
+    };
+    if let Some(named) = classes.iter().find(is_named) {
+        return named.clone();
+    }
     let is_thick = volume.settings.is_some_and(|settings| settings.thick);
     let is_here = |class: &&Class| {
         class.is_thick == is_thick && pools.serving(class).any(|pool| pool.name == volume.pool)

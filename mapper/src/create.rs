@@ -320,6 +320,7 @@ fn first_superblock(
         checkpoint_lsn: Lsn(0),
         catalogue_root: PageRef::NONE,
         catalogue_levels: 0,
+        labels_root: PageRef::NONE,
         catalogue_records: 0,
         next_volume_id: 1,
         reserve_start: PhysicalExtent(1 + u64::from(wal)),

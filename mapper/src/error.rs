@@ -1,6 +1,6 @@
 //! The one error type of the mapper: the problem, its place, and the expected state.
 
-use crate::format::{FormatError, InvalidName};
+use crate::format::{FormatError, InvalidLabel, InvalidName};
 use crate::geometry::{EXTENT_SIZES, InvalidExtentSize};
 use crate::io::IoError;
 
@@ -21,6 +21,9 @@ pub enum MapperError {
     /// A volume name breaks a rule. Nothing was changed.
     #[error(transparent)]
     Name(#[from] InvalidName),
+    /// A label breaks a rule. Nothing was changed.
+    #[error(transparent)]
+    Label(#[from] InvalidLabel),
     /// No such volume.
     #[error("volume {0} does not exist")]
     NoVolume(String),

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use crate::directory::Directory;
 use crate::error::MapperError;
-use crate::format::VolumeName;
 use crate::format::catalogue::VolumeKind;
+use crate::format::{Labels, VolumeName};
 use crate::geometry::Geometry;
 use crate::space::VolumeSettings;
 use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Ordering};
@@ -80,6 +80,8 @@ pub struct VolumeSummary {
     pub unmet: u64,
     /// Its settings.
     pub settings: VolumeSettings,
+    /// Its labels.
+    pub labels: Labels,
     /// A write of it waits for an extent, and none is on its way.
     pub out_of_space: bool,
     /// How often extents were granted to it, since the pool was opened.
@@ -115,6 +117,8 @@ pub(crate) struct Volume {
     pub(crate) identity: Identity,
     /// Written by the engine alone, while it holds the list of volumes for writing.
     name: Mutex<VolumeName>,
+    /// Written by the engine alone.
+    labels: Mutex<Labels>,
     /// Bytes.
     pub(crate) size: AtomicU64,
     pub(crate) state: AtomicU8,
@@ -210,6 +214,7 @@ impl Volume {
         Self {
             identity,
             name: Mutex::new(name),
+            labels: Mutex::default(),
             size: AtomicU64::new(size),
             state: AtomicU8::new(OPEN),
             directory: ArcSwap::from_pointee(directory),
@@ -253,6 +258,16 @@ impl Volume {
         *self.name.lock() = name;
     }
 
+    /// Its present labels.
+    pub(crate) fn labels(&self) -> Labels {
+        self.labels.lock().clone()
+    }
+
+    /// Gives it these labels in place of those that it has.
+    pub(crate) fn set_labels(&self, labels: Labels) {
+        *self.labels.lock() = labels;
+    }
+
     /// Its properties and space, without those that have to be counted.
     pub(crate) fn summary(&self, geometry: Geometry) -> VolumeSummary {
         let identity = &self.identity;
@@ -273,6 +288,7 @@ impl Volume {
             reserved: extents(self.reserved()),
             unmet: extents(self.unmet()),
             settings: *self.settings.lock(),
+            labels: self.labels(),
             out_of_space: self.out_of_space.load(Ordering::Acquire),
             grants: self.grants.load(Ordering::Relaxed),
             grant_waits: self.grant_waits.load(Ordering::Relaxed),

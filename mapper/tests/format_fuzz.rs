@@ -13,8 +13,9 @@ use std::sync::atomic::Ordering;
 
 use blockd_mapper::format::catalogue::{decode_catalogue, encode_catalogue};
 use blockd_mapper::format::index_page::{decode_index, encode_index};
+use blockd_mapper::format::labels::{decode_labels, encode_labels};
 use blockd_mapper::format::leaf_page::{LeafPage, decode_leaf, encode_composite_leaf, encode_leaf};
-use blockd_mapper::format::page::{PageExpect, PageKind, PageStamp};
+use blockd_mapper::format::page::{self, PageExpect, PageKind, PageStamp};
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::format::under_page::{decode_under, encode_under};
 use blockd_mapper::format::wal::{WalStop, decode_block};
@@ -104,6 +105,40 @@ fn under_page() {
         }));
         true
     });
+}
+
+#[test]
+fn label_page() {
+    fuzz(&labels().0, &CRC_OF_PAGE, |bytes| {
+        let expect = orphan(PageKind::Labels, 0);
+        let Ok(read) = decode_labels(bytes, &expect, Place::Memory) else { return false };
+        let header = page::open(bytes, &expect, Place::Memory).unwrap();
+        let mut again = Page::zeroed();
+        encode_labels(&mut again, &header.stamp, &read);
+        assert!(again.0 == *bytes);
+        true
+    });
+}
+
+#[test]
+fn superblock_with_labels() {
+    let mut page = Page::zeroed();
+    samples::labelled().encode(&mut page);
+    flip(&page, |bytes| Superblock::decode(bytes, Place::Memory).is_err());
+    fuzz(&page, &CRC_OF_PAGE, |bytes| {
+        let Ok(read) = Superblock::decode(bytes, Place::Memory) else { return false };
+        let mut again = Page::zeroed();
+        read.encode(&mut again);
+        assert_eq!(Superblock::decode(&again.0, Place::Memory).unwrap(), read);
+        true
+    });
+}
+
+/// A label page, and its sum.
+fn labels() -> (Page, u64) {
+    let mut page = Page::zeroed();
+    let sum = encode_labels(&mut page, &samples::stamp(7, 2), &samples::labels());
+    (page, sum)
 }
 
 /// A leaf page with composite entries, and its sum.
@@ -256,6 +291,11 @@ fn each_flipped_bit_is_seen() {
         flip(&under, |bytes| {
             decode_under(bytes, &expect, &limits, Place::Memory, samples::overlay).is_err()
         });
+    }
+    let (page_of_labels, sum) = labels();
+    for sum in [Some(sum), None] {
+        let expect = PageExpect { sum, ..orphan(PageKind::Labels, 0) };
+        flip(&page_of_labels, |bytes| decode_labels(bytes, &expect, Place::Memory).is_err());
     }
     encode_index(&mut page, 1, &stamp, samples::reference);
     let expect = orphan(PageKind::Index, 1);

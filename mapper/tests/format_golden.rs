@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::catalogue::{decode_catalogue, encode_catalogue};
 use blockd_mapper::format::index_page::{decode_index, encode_index};
+use blockd_mapper::format::labels::{decode_labels, encode_labels};
 use blockd_mapper::format::leaf_page::{decode_leaf, encode_composite_leaf, encode_leaf};
 use blockd_mapper::format::page::PageExpect;
 use blockd_mapper::format::record;
@@ -69,6 +70,10 @@ const CATALOGUE: &str = "
 0e40: 08000000 03000000 05000000 00100000 00000000 04000000 c1000000 00000000
 0e60: 00000000 00000000 00000000 00000000 02000b00 00000000 44335a76 98010000
 0ec0: 7076632d c3bc6d6c 61757400 00000000 00000000 00000000 00000000 00000000";
+const LABELS: &str = "
+0000: 42447067 05000100 9741d344 07000000 73616d70 6c652070 6f6f6c20 69642e2e
+0020: 0b0a0000 02000000 61000000 00000000 78563412 00000000 21000000 00000000
+0040: 6170703d 0a657861 6d706c65 2e6f7267 2f726f6c 653d6462 20c3bc3d 310a0000";
 const RECORDS: &str = "
 0000: 01012211 04030201 01000000 03000000 debc0a00 00000000 21840000 00000000
 0020: 02012211 04030201 01000000 03000000 00000000 00000000 00000000 00000000
@@ -149,6 +154,32 @@ fn superblock() {
     check("SUPERBLOCK", &page.0, SUPERBLOCK);
     let read = Superblock::decode(&bytes(SUPERBLOCK, 4096), Place::Memory).unwrap();
     assert_eq!(read, samples::superblock());
+}
+
+#[test]
+fn superblock_with_labels() {
+    let mut page = Page::zeroed();
+    samples::labelled().encode(&mut page);
+    let mut expected = bytes(SUPERBLOCK, 4096);
+    expected[16] = 4;
+    expected[192..208].copy_from_slice(&[
+        0x24, 1, 0, 0, 0, 0, 0, 0, 0x88, 0x97, 0x86, 0x95, 0x84, 0x93, 0x82, 0x91,
+    ]);
+    expected[8..12].copy_from_slice(&page.0[8..12]);
+    assert!(page.0[..] == expected[..]);
+    assert_eq!(Superblock::decode(&page.0, Place::Memory).unwrap(), samples::labelled());
+}
+
+#[test]
+fn label_page() {
+    let mut page = Page::zeroed();
+    let sum = encode_labels(&mut page, &samples::stamp(7, 0x61), &samples::labels());
+    check("LABELS", &page.0, LABELS);
+    let expect = PageExpect::labels(POOL, 0x61, 7, sum);
+    let read = decode_labels(&bytes(LABELS, 4096), &expect, Place::Memory);
+    assert_eq!(read, Ok(samples::labels()));
+    let other = PageExpect::labels(POOL, 0x61, 8, sum);
+    assert!(decode_labels(&page.0, &other, Place::Memory).is_err(), "of another volume");
 }
 
 #[test]

@@ -462,6 +462,41 @@ fn the_newest_superblock_counts_unless_its_copies_differ() {
     assert!(newest(&at(&[&old, &new, &differs])).is_err());
 }
 
+/// Without the bit, and without unknown ones, the root's bytes are reserved.
+#[test]
+fn a_root_of_labels_without_its_bit_is_refused() {
+    let mut page = Page::zeroed();
+    samples::labelled().encode(&mut page);
+    page.0[16] = 0;
+    reseal(&mut page);
+    let error = Superblock::decode(&page.0, Place::Memory).unwrap_err();
+    assert_eq!(error.problem, Problem::Reserved { byte: 192, found: 0x24 });
+    page.0[20] = 1;
+    reseal(&mut page);
+    let read = Superblock::decode(&page.0, Place::Memory).unwrap();
+    assert!(read.labels_root.is_none(), "a feature that is not known may own them");
+    // With the bit and no root: a release that does not know labels has written it.
+    Superblock { compat: 4, ..samples::superblock() }.encode(&mut page);
+    assert!(Superblock::decode(&page.0, Place::Memory).unwrap().labels_root.is_none());
+    let nowhere = PageRef { address: PageAddress(u64::MAX >> 8), sum: 1 };
+    Superblock { labels_root: nowhere, ..samples::labelled() }.encode(&mut page);
+    assert!(Superblock::decode(&page.0, Place::Memory).is_err());
+}
+
+/// A release that does not know labels may have been killed while it wrote a superblock anew.
+#[test]
+fn a_superblock_copy_without_labels_counts_before_one_with_them() {
+    let (with, other) = (samples::labelled(), samples::superblock());
+    let without = Superblock { compat: with.compat, ..other };
+    for copies in [[&with, &without], [&without, &with]] {
+        let copies: Vec<_> = copies.map(|copy| (Place::Memory, copy.clone())).into();
+        assert_eq!(newest(&copies).unwrap(), Some(&without));
+    }
+    let mut two = with.clone();
+    two.labels_root.sum ^= 1;
+    assert!(newest(&[(Place::Memory, with), (Place::Memory, two)]).is_err());
+}
+
 #[test]
 fn levels_follow_from_the_number_of_leaves() {
     let levels = [1, 2, 252, 253, 63_504, 63_505, 1 << 26].map(levels_for);

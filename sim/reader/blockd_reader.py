@@ -3,6 +3,7 @@
 
     blockd_reader.py IMAGE [IMAGE2 ...] info
     blockd_reader.py IMAGE [IMAGE2 ...] volumes
+    blockd_reader.py IMAGE [IMAGE2 ...] labels
     blockd_reader.py IMAGE [IMAGE2 ...] read NAME [--out FILE]
     blockd_reader.py IMAGE [IMAGE2 ...] dump DIRECTORY
     blockd_reader.py IMAGE [IMAGE2 ...] check
@@ -17,6 +18,7 @@ on media, so what is shown is what a loss of power would have left. Exit status:
 """
 
 import os
+import re
 import struct
 import sys
 import unicodedata
@@ -29,9 +31,11 @@ from superblock import BLOCK, Image, Refused, require, superblocks_of
 ENTRIES = 256  # of a leaf
 FANOUT = 252  # references of an index page
 RECORDS = 15  # of a catalogue page
-LEAF, INDEX, CATALOGUE, UNDER = 1, 2, 3, 4
+LEAF, INDEX, CATALOGUE, UNDER, LABELS = 1, 2, 3, 4, 5
 MAP, UNMAP, UNMAP_LEAF, CREATE, DELETE, RESIZE, SNAPSHOT, CLONE, ROLLBACK = range(1, 10)
 GROUP, RENAME, COMPOSITE = 10, 11, 67
+DIRECTIONS = {0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)}
+DIRECTIONS = {chr(c) for c in DIRECTIONS}
 NAMED = (CREATE, SNAPSHOT, CLONE, RENAME)
 
 
@@ -51,6 +55,7 @@ class Volume:
     made: int = 0
     levels: int = 0
     root: tuple = (0, 0)
+    labels: dict = field(default_factory=dict)
     # logical extent -> (physical extent, bitmap) of each layer: one, or an overlay and its base
     entries: dict = field(default_factory=dict)
 
@@ -66,6 +71,37 @@ def name_from(data, what):
     return name
 
 
+def good_key(key):
+    """Whether a label may have this key."""
+    prefix, slash, name = key.rpartition("/")
+    part = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+    good = re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", name)
+    if slash:
+        good = good and len(prefix) <= 253 and re.fullmatch(rf"{part}(\.{part})*", prefix)
+    return bool(good)
+
+
+def labels_from(text, what):
+    """The labels on a page, by key."""
+    end = text.find(b"\0")
+    text, rest = (text[:end], text[end:]) if end >= 0 else (text, b"")
+    require(not any(rest), f"{what}: bytes behind the labels")
+    try:
+        lines = text.decode().split("\n")
+    except UnicodeDecodeError:
+        raise Refused(f"{what}: labels aren't UTF-8") from None
+    require(lines.pop() == "", f"{what}: the last label has no end")
+    pairs = [line.partition("=") for line in lines]
+    for key, equals, value in pairs:
+        require(equals and good_key(key), f"{what}: bad label {key!r}")
+        good = len(value.encode()) <= 256 and all(unicodedata.category(c) != "Cc" for c in value)
+        good &= not any(c in DIRECTIONS for c in value)
+        require(good, f"{what}: bad value of label {key!r}")
+    keys = [key for key, _, _ in pairs]
+    require(1 <= len(keys) <= 32 and keys == sorted(set(keys)), f"{what}: labels out of order")
+    return {key: value for key, _, value in pairs}
+
+
 class Pool:
     """The state of a pool: that of the checkpoint, with the log applied."""
 
@@ -75,7 +111,9 @@ class Pool:
         self.under_pages = {}  # address -> the leaf page that names it
         self.volumes = {}
         self._choose([Image(path) for path in paths])
+        self.places = {}  # of the catalogue -> volume
         self._read_catalogue()
+        self.lost_labels = self._read_labels()
         for volume in self.volumes.values():
             self._read_tree(volume)
         self._replay()
@@ -91,6 +129,10 @@ class Pool:
         same = len({s.identity for s in newest}) == 1
         require(same, "superblock copies of one generation differ: two writers were at work")
         self.sb = newest[0]
+        roots = {s.labels_root for s in newest}
+        require(len(roots - {(0, 0)}) <= 1, "superblock copies of one generation name two label trees")
+        if (0, 0) in roots:
+            self.sb.labels_root = (0, 0)
         self.copies = len(newest)
         by_uuid = {device.uuid: device for device in self.sb.table}
         for image, found in copies:
@@ -163,9 +205,39 @@ class Pool:
                 record = page[64 + 256 * place : 320 + 256 * place]
                 if any(record):
                     require(index * RECORDS + place < sb.catalogue_records, "record beyond the end")
-                    self._add(self._volume(record))
+                    volume = self._volume(record)
+                    self._add(volume)
+                    self.places[index * RECORDS + place] = volume
                     used -= 1
             require(used == 0, f"catalogue page {index}: bad count")
+
+    def _read_labels(self):
+        """Reads the labels. Returns how many pages of them are damaged: that costs nothing else."""
+        places, levels = self.sb.catalogue_records, 1
+        while FANOUT**levels < places:
+            levels += 1
+        todo, lost = [(self.sb.labels_root, levels, 0)], 0
+        while todo:
+            reference, level, index = todo.pop()
+            if reference[0] == 0:
+                continue
+            try:
+                require(index * FANOUT**level < places, "a reference leads beyond the end")
+                if level:
+                    page, used = self.page(reference, INDEX, level, index, 0)
+                    below = list(struct.iter_unpack("<QQ", page[64:]))
+                    require(sum(r != (0, 0) for r in below) == used, "index page: bad count")
+                    todo += [(r, level - 1, FANOUT * index + i) for i, r in enumerate(below)]
+                    continue
+                require(index in self.places, f"labels of place {index}, which is empty")
+                volume = self.places[index]
+                page, used = self.page(reference, LABELS, 0, index, volume.id)
+                labels = labels_from(page[64:], f"volume {volume.id}")
+                require(len(labels) == used, f"volume {volume.id}: bad count of labels")
+                volume.labels = labels
+            except Refused:
+                lost += 1
+        return lost
 
     def _volume(self, record):
         id, lineage, origin, block, size, created, address, root_sum, kind, levels, length = (
@@ -468,8 +540,15 @@ def show_volumes(pool):
         print(f"{v.id}\t{kind}\t{v.size}\t{v.block}\t{v.origin}\t{v.lineage}\t{len(v.entries)}\t{v.made}\t{v.name}")
 
 
+def show_labels(pool):
+    for _, v in sorted(pool.volumes.items()):
+        for key, value in v.labels.items():
+            print(f"{v.name}\t{key}={value}")
+    print(f"{pool.lost_labels} pages of labels are damaged")
+
+
 def main(arguments):
-    operands = {"info": (0,), "volumes": (0,), "read": (1, 3), "dump": (1,), "check": (0,)}
+    operands = {"info": (0,), "volumes": (0,), "labels": (0,), "read": (1, 3), "dump": (1,), "check": (0,)}
     at = next((i for i, a in enumerate(arguments) if a in operands), 0)
     images, command, *rest = arguments[:at], *(arguments[at:] or [None])
     if not images or len(rest) not in operands[command] or rest[1:2] not in ([], ["--out"]):
@@ -480,6 +559,8 @@ def main(arguments):
             show_info(pool)
         if command in ("volumes", "dump"):
             show_volumes(pool)
+        if command == "labels":
+            show_labels(pool)
         if command == "check":
             print(f"ok: {len(pool.volumes)} volumes, {pool.check()} extents free")
         if command == "dump":

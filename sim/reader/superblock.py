@@ -78,6 +78,7 @@ class Superblock:
         require(bits & ~3 == 0, f"version {version}, unknown incompat bits {bits:#x}", Unknown)
         self.composite = bits & 1 == 1
         self.features = self.compat | self.ro_compat
+        self.labels_root = struct.unpack_from("<QQ", block, 192) if self.compat & 4 else (0, 0)
         if not self.features:
             unused = block[92:96] + block[192:512] + block[512 + 64 * self.devices :]
             for at in range(512, 512 + 64 * self.devices, 64):
@@ -126,8 +127,9 @@ class Superblock:
 
     @property
     def identity(self):
-        """All that is equal in the copies of one generation."""
-        return self.block[:8] + self.block[12:89] + self.block[90:]
+        """All that is equal in the copies of one generation, but for the labels."""
+        block = self.block
+        return block[:8] + block[12:89] + block[90:192] + block[208 if self.compat & 4 else 192 :]
 
     @property
     def uuid(self):

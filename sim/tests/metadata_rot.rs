@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use blockd_mapper::engine::Control;
 use blockd_mapper::error::MapperError;
+use blockd_mapper::format::Labels;
 use blockd_mapper::units::VolumeId;
 use blockd_sim::rig::{BLOCK, Media, Rig};
 
@@ -65,6 +66,12 @@ impl World {
         self.ids.insert(name.to_owned(), made.unwrap());
         let same = self.expected[source].clone();
         self.expected.insert(name.to_owned(), same);
+    }
+
+    fn label(&mut self, name: &str, labels: &[(&str, &str)]) {
+        let labels = Labels::new(labels.iter().copied()).unwrap();
+        self.rig.control(Control::Label { volume: self.ids[name], labels }).unwrap();
+        self.history.push(self.rig.media.clone());
     }
 
     fn flush(&mut self, name: &str) {
@@ -176,6 +183,23 @@ impl Sample {
         kinds.extend(older.into_iter().map(|old| ("older".to_owned(), old.to_vec())));
         kinds.retain(|(_, damage)| *damage != bytes);
         kinds
+    }
+
+    /// Damages pages of labels, in every way: it costs labels at the most.
+    fn damage_labels(&self) {
+        let mut lost = 0;
+        for spot in found(&self.media, b"BDpg\x05") {
+            for (kind, damage) in self.kinds(spot, b"BDpg") {
+                let media = damaged(&self.media, &[(spot, damage)]);
+                let rig = Rig::open(media.clone()).unwrap_or_else(|e| panic!("{kind}: {e}"));
+                let labels = rig.engine().volumes().into_iter().map(|one| one.labels);
+                let labels: BTreeSet<_> = labels.map(|one| one.text().to_owned()).collect();
+                assert!(labels.iter().all(|text| text.is_empty() || text == "k=v\n"), "{labels:?}");
+                lost += u64::from(!labels.contains("k=v\n"));
+                assert!(contents(media).unwrap() == self.expected, "{spot:?} {kind}");
+            }
+        }
+        assert!(lost > 10, "{lost}: the page in use is among them");
     }
 
     /// Damages every structure of a kind, each in every way. Whether one is in use is known by
@@ -310,6 +334,16 @@ fn family(devices: &[usize], seed: u64) -> Sample {
 #[test]
 fn one_device() {
     family(&[6 * MIB], 1).damage_everything("one device", 1);
+}
+
+#[test]
+fn labels() {
+    let mut world = World::new(&[6 * MIB], 4);
+    world.create("a", MIB as u64);
+    world.create("b", MIB as u64);
+    world.write("a", 3, 2);
+    world.label("b", &[("k", "v")]);
+    world.commits("a", 8).damage_labels();
 }
 
 #[test]

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::answers::{self, is_namespace};
 use super::attach::FrontEndArguments;
+use super::labels::LabelArguments;
 use super::set::{self, SettingArguments};
 use super::{Context, amount, names, size_argument};
 
@@ -15,12 +16,13 @@ use super::{Context, amount, names, size_argument};
 /// The volume takes space from its pool as it is written. What is printed is where it is served: a
 /// block device like /dev/ublkb0, also called /dev/blockd/POOL/NAME, or where the kernel has no
 /// ublk driver an NBD URI, for qemu, nbdcopy, nbd-client and the like. A volume that is there
-/// already, with this size, is kept, and gets the settings that are named. A volume of a pool of
-/// namespaces takes its space at once, and its device is the kernel's own. If a part of it fails,
-/// nothing is changed.
+/// already, with this size, is kept, and gets the settings and labels that are named. A volume of a
+/// pool of namespaces takes its space at once, and its device is the kernel's own. If a part of it
+/// fails, nothing is changed.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Example:\n  blockd add --size 10G data\n  blockd add --size 1T --pool fast db"
+    after_help = "Example:\n  blockd add --size 10G data\n  blockd add --size 1T --pool fast db\n  \
+                  blockd add --size 10G data --label team=db"
 )]
 pub(crate) struct Add {
     /// Its name, 1 to 128 bytes without '/', or POOL/NAME
@@ -57,6 +59,9 @@ pub(crate) struct Add {
 
     #[command(flatten)]
     pub front_end: FrontEndArguments,
+
+    #[command(flatten)]
+    pub labels: LabelArguments,
 
     #[command(flatten)]
     pub settings: SettingArguments,
@@ -114,9 +119,10 @@ impl Add {
             erase_after: self.no_erase.then_some(false),
             ..Default::default()
         };
+        let set_labels = self.labels.pairs()?;
         let request = AddVolumeRequest {
             create: Some(create),
-            configure: self.settings.request(&self.name, &self.pool)?,
+            configure: set::request(&self.settings, &self.name, &self.pool, (set_labels, vec![]))?,
             attach: Some(self.front_end.request(self.name, self.pool, false)),
         };
         let answer = context.client().await?.add_volume(request).await?;

@@ -4,13 +4,15 @@ use blockd_api::v1::{CloneVolumeRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
+use super::labels::LabelArguments;
 use super::{Context, amount, answers, names, size_argument};
 
 /// Make a volume that begins as a snapshot's content
 ///
 /// Nothing is copied: what the two have in common takes its space once, until one of them is
 /// written. The snapshot can be deleted at any time. A volume that is there already, made from this
-/// snapshot with this size, is left as it is. `blockd attach` makes it reachable.
+/// snapshot with this size, is left as it is, but gets the labels that are named; of the snapshot's
+/// labels it has none. `blockd attach` makes it reachable.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  blockd clone data-monday test\n  blockd clone golden vm1 --size 40G"
@@ -25,6 +27,9 @@ pub(crate) struct Clone {
     /// How much clients see, no less than of the snapshot [default: as much]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub size: Option<String>,
+
+    #[command(flatten)]
+    pub labels: LabelArguments,
 
     /// The pool that they are in [default: the daemon's default pool]
     #[arg(long, default_value = "", hide_default_value = true)]
@@ -50,6 +55,7 @@ impl Clone {
             pool: self.pool,
             snapshot: self.snapshot,
             size_bytes: size.unwrap_or(0),
+            labels: self.labels.pairs()?,
             ..Default::default()
         };
         let answer = context.client().await?.clone_volume(request).await?;

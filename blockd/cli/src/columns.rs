@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use blockd_api::v1::{Volume, VolumeSettings};
 use blockd_media::error::Error;
 
+use super::labels::{self, Pairs};
 use super::output::table::{Cell, Side, Table};
 use super::output::terminal::Tone;
 use super::{Context, amount, answers};
@@ -28,6 +29,8 @@ enum Value<'a> {
     Count(u64),
     /// Milliseconds since 1970, 0 where that is not known. The newest first.
     Date(i64),
+    /// In the order of their keys. Empty for none.
+    Labels(&'a Pairs),
 }
 
 const fn column(name: &'static str, value: fn(&Volume) -> Value<'_>) -> Column {
@@ -35,7 +38,7 @@ const fn column(name: &'static str, value: fn(&Volume) -> Value<'_>) -> Column {
 }
 
 /// All columns; the first [`USUAL`] are shown where none are named.
-pub(crate) const ALL: [Column; 20] = [
+pub(crate) const ALL: [Column; 21] = [
     column("name", |one| Value::Word(&one.name, Tone::Plain)),
     column("pool", |one| Value::Word(&one.pool, Tone::Plain)),
     column("size", |one| Value::Bytes(one.size_bytes)),
@@ -59,7 +62,11 @@ pub(crate) const ALL: [Column; 20] = [
     column("quota", |one| Value::Limit(settings(one).quota_bytes)),
     column("iops", |one| Value::Count(settings(one).iops)),
     column("bandwidth", |one| Value::Limit(settings(one).bandwidth_bytes)),
+    column(LABELS, |one| Value::Labels(&one.labels)),
 ];
+
+/// The column of labels.
+pub(crate) const LABELS: &str = "labels";
 
 /// How many columns are shown where none are named.
 const USUAL: usize = 8;
@@ -112,7 +119,7 @@ impl Column {
 
     fn side(&self) -> Side {
         match (self.value)(&Volume::default()) {
-            Value::Word(..) | Value::Date(_) => Side::Left,
+            Value::Word(..) | Value::Date(_) | Value::Labels(_) => Side::Left,
             Value::Bytes(_) | Value::Limit(_) | Value::Count(_) => Side::Right,
         }
     }
@@ -122,6 +129,7 @@ impl Value<'_> {
     fn order(&self, other: &Self) -> Ordering {
         match (self, other) {
             (Value::Word(one, _), Value::Word(other, _)) => one.cmp(other),
+            (Value::Labels(one), Value::Labels(other)) => one.cmp(other),
             (Value::Count(one), Value::Count(other)) => other.cmp(one),
             (one, other) => other.number().cmp(&one.number()),
         }
@@ -130,13 +138,17 @@ impl Value<'_> {
     fn number(&self) -> i64 {
         match *self {
             Value::Bytes(number) | Value::Limit(number) | Value::Date(number) => number,
-            Value::Word(..) | Value::Count(_) => 0,
+            Value::Word(..) | Value::Count(_) | Value::Labels(_) => 0,
         }
     }
 
     fn cell(&self, context: &Context) -> Cell {
         match *self {
             Value::Word("", _) | Value::Limit(0) | Value::Date(0) => "-".into(),
+            Value::Labels(labels) if labels.is_empty() => "-".into(),
+            Value::Labels(labels) => {
+                labels.iter().map(labels::shown).collect::<Vec<_>>().join(",").into()
+            }
             Value::Word(word, tone) => Cell::toned(word, tone),
             Value::Bytes(bytes) | Value::Limit(bytes) => context.output.size(amount(bytes)).into(),
             Value::Count(count) => count.to_string().into(),

@@ -23,6 +23,7 @@ mod grow;
 mod health;
 mod holds;
 mod import_export;
+mod labels;
 mod man;
 mod map;
 mod names;

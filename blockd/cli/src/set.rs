@@ -1,23 +1,27 @@
-//! `blockd set`: limits, what is set aside, and what becomes of writes when the pool is full.
+//! `blockd set`: limits, what is set aside, what becomes of writes when the pool is full, and
+//! labels.
 
-use blockd_api::v1::{ConfigureVolumeRequest, OnFull, Placement, Volume, VolumeSettings};
+use blockd_api::v1::{
+    ConfigureVolumeRequest, OnFull, Placement, Volume, VolumeKind, VolumeSettings,
+};
 use blockd_media::error::Error;
 use blockd_media::units;
 use serde::Serialize;
 
 use super::duration::duration;
+use super::labels::{self, Pairs};
 use super::output::Output;
 use super::pool::path_argument;
 use super::{Context, amount, answers, names, size_argument};
 
-/// Set limits of a volume, and what it does when its pool is full
+/// Set limits and labels of a volume, and its behaviour in a full pool
 ///
 /// Settings that are not named stay unchanged; 0 removes a limit. All settings take effect at once,
-/// also for requests that wait.
+/// also for requests that wait. A snapshot can have labels, and no settings.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd set data --iops 5000 --bandwidth 100M\n  \
                   blockd set db --thick --on-full timeout=60s\n  blockd set scratch --quota 20G\n  \
-                  blockd set big --placement spread")]
+                  blockd set big --placement spread --label team=db --label old-")]
 pub(crate) struct Set {
     /// The volume, NAME or POOL/NAME
     pub name: String,
@@ -25,6 +29,10 @@ pub(crate) struct Set {
     /// The pool that it is in [default: the daemon's default pool]
     #[arg(long, default_value = "", hide_default_value = true)]
     pub pool: String,
+
+    /// Give it this label, or with KEY- take that one away; may be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE|KEY-")]
+    pub labels: Vec<String>,
 
     #[command(flatten)]
     pub settings: SettingArguments,
@@ -105,13 +113,23 @@ fn placement(text: &str) -> Result<Place, String> {
     }
 }
 
+/// The request that sets what was named, settings and labels; `None` if that is nothing.
+pub(super) fn request(
+    settings: &SettingArguments,
+    name: &str,
+    pool: &str,
+    (set_labels, remove_labels): (Pairs, Vec<String>),
+) -> Result<Option<ConfigureVolumeRequest>, Error> {
+    let (name, pool) = (name.to_owned(), pool.to_owned());
+    let of_settings = settings.request()?;
+    let request = ConfigureVolumeRequest { set_labels, remove_labels, ..of_settings };
+    let is_empty = request == ConfigureVolumeRequest::default();
+    Ok((!is_empty).then_some(ConfigureVolumeRequest { name, pool, ..request }))
+}
+
 impl SettingArguments {
-    /// The request that sets what was named; `None` if that is nothing.
-    pub(super) fn request(
-        &self,
-        name: &str,
-        pool: &str,
-    ) -> Result<Option<ConfigureVolumeRequest>, Error> {
+    /// The request that sets what was named, without the volume.
+    fn request(&self) -> Result<ConfigureVolumeRequest, Error> {
         let size = |field: &str, text: &Option<String>| {
             text.as_deref().map(|text| size_argument(field, text)).transpose()
         };
@@ -120,7 +138,7 @@ impl SettingArguments {
         let Place(placement, pin_to) =
             self.placement.clone().unwrap_or(Place(Placement::Unspecified, String::new()));
         let thick = self.thick.then_some(true).or_else(|| self.thin.then_some(false));
-        let request = ConfigureVolumeRequest {
+        Ok(ConfigureVolumeRequest {
             on_full: on_full.into(),
             on_full_timeout_ms,
             thick,
@@ -131,10 +149,7 @@ impl SettingArguments {
             placement: placement.into(),
             pin_to,
             ..Default::default()
-        };
-        let is_empty = request == ConfigureVolumeRequest::default();
-        let (name, pool) = (name.to_owned(), pool.to_owned());
-        Ok((!is_empty).then_some(ConfigureVolumeRequest { name, pool, ..request }))
+        })
     }
 }
 
@@ -175,9 +190,11 @@ pub(super) fn warn(warnings: &[String]) {
 impl Set {
     pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name])?;
-        let request = self.settings.request(&self.name, &self.pool)?.ok_or_else(|| {
+        let changes = labels::changes(&self.labels)?;
+        let request = request(&self.settings, &self.name, &self.pool, changes)?;
+        let request = request.ok_or_else(|| {
             let allowed = "one of --thick, --thin, --reserve, --quota, --on-full, --placement, \
-                           --iops, --bandwidth";
+                           --iops, --bandwidth, --label";
             Error::missing("option", allowed)
         })?;
         let answer = context.client().await?.configure_volume(request).await?;
@@ -186,7 +203,16 @@ impl Set {
         warn(&warnings);
         let configured = Configured { changed: answer.changed, volume, warnings };
         context.output.either(&configured, || {
-            let words = in_words(&configured.volume, context);
+            let volume = &configured.volume;
+            let mut words = Vec::new();
+            if volume.kind() == VolumeKind::Volume {
+                words.push(in_words(volume, context));
+            }
+            words.extend(volume.labels.iter().map(labels::shown));
+            let words = match words.is_empty() {
+                true => "no labels".to_owned(),
+                false => words.join(", "),
+            };
             let was = if configured.changed { "" } else { "unchanged: " };
             format!("{}: {was}{words}\n", configured.volume.name)
         })
@@ -344,12 +370,18 @@ mod tests {
 
     #[test]
     fn nothing_named_is_no_request() {
+        let of = |settings: &SettingArguments, labels: &[&str]| {
+            let labels: Vec<_> = labels.iter().map(|label| (*label).to_owned()).collect();
+            request(settings, "a", "", labels::changes(&labels).unwrap())
+        };
         let none = SettingArguments::default();
-        assert_eq!(none.request("a", "").unwrap(), None);
+        assert_eq!(of(&none, &[]).unwrap(), None);
         let iops = SettingArguments { iops: Some(0), ..SettingArguments::default() };
-        assert_eq!(iops.request("a", "").unwrap().and_then(|request| request.iops), Some(0));
+        assert_eq!(of(&iops, &[]).unwrap().and_then(|request| request.iops), Some(0));
+        let removed = of(&none, &["old-"]).unwrap().map(|request| request.remove_labels);
+        assert_eq!(removed, Some(vec!["old".to_owned()]));
         let quota = Some("10Q".to_owned());
         let bad = SettingArguments { quota, ..SettingArguments::default() };
-        assert!(bad.request("a", "").unwrap_err().to_string().contains("quota"));
+        assert!(of(&bad, &[]).unwrap_err().to_string().contains("quota"));
     }
 }

@@ -4,6 +4,7 @@ use blockd_api::v1::{CreateSnapshotsRequest, SnapshotMember, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
+use super::labels::LabelArguments;
 use super::{Context, amount, names};
 
 /// Take snapshots of volumes, all at the same moment
@@ -12,7 +13,7 @@ use super::{Context, amount, names};
 /// with `blockd del`. It takes no space until the volume is written. Writes wait for some
 /// milliseconds while snapshots are taken; of several volumes all are taken or none, so that they
 /// fit together. A file system that is mounted meanwhile looks like after a power cut: freeze it
-/// (`fsfreeze`) for a clean one.
+/// (`fsfreeze`) for a clean one. Labels are those that are named, for each of them.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  blockd snapshot data=data-monday\n  blockd snapshot db log --tag monday"
@@ -26,6 +27,9 @@ pub(crate) struct Snapshot {
     /// Snapshots that were given no name are called VOLUME@TAG
     #[arg(long)]
     pub tag: Option<String>,
+
+    #[command(flatten)]
+    pub labels: LabelArguments,
 
     /// The pool that they are in [default: the daemon's default pool]
     #[arg(long, default_value = "", hide_default_value = true)]
@@ -42,7 +46,8 @@ struct Taken {
 impl Snapshot {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let (pool, members) = members(self.pool, &self.volumes, self.tag.as_deref())?;
-        let request = CreateSnapshotsRequest { pool, members };
+        let labels = self.labels.pairs()?;
+        let request = CreateSnapshotsRequest { pool, members, labels };
         let answer = context.client().await?.create_snapshots(request).await?;
         let taken = Taken { changed: answer.changed, snapshots: answer.snapshots };
         context.output.either(&taken, || human(&taken, context))

@@ -8,10 +8,10 @@ use blockd_media::error::Error;
 use blockd_media::ublk::features;
 use serde::Serialize;
 
-use super::columns::{Column, table};
+use super::columns::{Column, LABELS, table};
 use super::output::percent;
 use super::output::table::{Side, Table, properties};
-use super::{Context, amount, answers, names, set};
+use super::{Context, amount, answers, labels, names, set};
 
 /// List volumes and snapshots
 ///
@@ -22,7 +22,7 @@ use super::{Context, amount, answers, names, set};
 #[command(
     visible_alias = "ls",
     after_help = "Example:\n  blockd list\n  blockd list --sort mapped --columns name,mapped,made\n  \
-                  blockd list --json"
+                  blockd list -l --label team=db\n  blockd list --json"
 )]
 pub(crate) struct List {
     /// Only volumes of this pool
@@ -36,9 +36,17 @@ pub(crate) struct List {
 
     /// Columns of the table, in this order: name, pool, size, mapped, state, from, conn, where,
     /// kind, id, made, block-size, valid, exclusive, shared, reserved, set-aside, quota, iops,
-    /// bandwidth [default: the first eight]. JSON always has all
+    /// bandwidth, labels [default: the first eight]. JSON always has all
     #[arg(long, value_name = "A,B,...")]
     pub columns: Option<String>,
+
+    /// A column of labels more
+    #[arg(short = 'l', long)]
+    pub labels: bool,
+
+    /// Only volumes with this label; with all of them where it is repeated
+    #[arg(long = "label", value_name = "KEY=VALUE")]
+    pub filter: Vec<String>,
 }
 
 /// Show one volume: sizes, space, where it is served, who is connected
@@ -79,7 +87,11 @@ pub(crate) struct Shown {
 
 impl List {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
-        let columns = Column::listed("columns", self.columns.as_deref())?;
+        let mut columns = Column::listed("columns", self.columns.as_deref())?;
+        if self.labels && !columns.iter().any(|column| column.name == LABELS) {
+            columns.push(Column::named("columns", LABELS)?);
+        }
+        let filter = labels::pairs(&self.filter)?;
         let sort = self.sort.map(|key| Column::named("sort", &key)).transpose()?;
         let mut client = context.client().await?;
         // Counting what is shared takes time.
@@ -88,11 +100,15 @@ impl List {
         let request = ListVolumesRequest { pool: self.pool, brief: !is_counted };
         let answer = client.list_volumes(request).await?;
         let mut listed = Listed { volumes: answer.volumes, releasing: answer.releasing };
+        listed.volumes.retain(|one| labels::has_all(&one.labels, &filter));
         if let Some(key) = sort {
             key.sort(&mut listed.volumes);
         }
         context.output.either(&listed, || {
-            if listed.volumes.is_empty() && context.output.terminal().interactive {
+            if listed.volumes.is_empty()
+                && filter.is_empty()
+                && context.output.terminal().interactive
+            {
                 return "no volumes; `blockd add --size 10G NAME` makes one\n".to_owned();
             }
             let mut text = table(&listed.volumes, &columns, context);
@@ -168,6 +184,7 @@ pub(crate) fn details(shown: &Shown, context: &Context) -> String {
     if volume.kind() == VolumeKind::Volume {
         rows.extend(set::rows(volume, output));
     }
+    rows.extend(volume.labels.iter().map(|label| ("label", labels::shown(label))));
     if volume.made_unix_ms != 0 {
         rows.push(("made", answers::date(volume.made_unix_ms)));
     }

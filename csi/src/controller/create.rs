@@ -11,6 +11,7 @@ use crate::capability::{Capability, FileSystem};
 use crate::config::{Class, Kind};
 use crate::error::Error;
 use crate::ids::{SnapshotId, VolumeId};
+use crate::labels;
 use crate::limits;
 use crate::parameters::{ClassParameters, Mutable};
 use crate::plugin::{Plugin, Pools};
@@ -57,6 +58,10 @@ pub(super) async fn create(
     refuse_elsewhere(&plugin, &pools, &id).await?;
     let source = Source::find(&plugin, &pools, &asked).await?;
     let mutable = asked.parameters.mutable.clone().under(asked.mutable.clone());
+    let stored =
+        if asked.pmem.usage.is_none() { asked.context_of_fs(&plugin) } else { HashMap::new() };
+    let keys = &settings.keys;
+    let labels = labels::of_volume(keys, &asked.class.name, &request.parameters, &stored);
     let spec = |size| CreateSpec {
         class: &asked.class,
         pool: &id.pool,
@@ -65,6 +70,7 @@ pub(super) async fn create(
         limit: asked.range.limit,
         mutable: &mutable,
         pmem: asked.pmem,
+        labels: &labels,
     };
     let volume = match plugin.daemon.find_volume(&id.pool, &id.name).await? {
         Some(present) => {
@@ -255,9 +261,16 @@ impl Asked {
         volume: &v1::Volume,
     ) -> HashMap<String, String> {
         let keys = &plugin.settings.keys;
-        let mut context = HashMap::new();
+        let mut context = self.context_of_fs(plugin);
         let of_pmem = self.pmem.context(pool, volume).into_iter();
         context.extend(of_pmem.map(|(word, value)| (keys.of_context(word), value)));
+        context
+    }
+
+    /// The part of it that says how the file system is made.
+    fn context_of_fs(&self, plugin: &Plugin) -> HashMap<String, String> {
+        let keys = &plugin.settings.keys;
+        let mut context = HashMap::new();
         if let Some(options) = &self.parameters.mkfs_options {
             context.insert(keys.mkfs_options(), options.clone());
         }
@@ -375,7 +388,11 @@ impl Source {
         let _clones = plugin.clones.read().await;
         let snapshot = plugin.settings.names.clone_snapshot(source, id);
         let member = v1::SnapshotMember { volume: source.name.clone(), name: snapshot.clone() };
-        let asked = v1::CreateSnapshotsRequest { pool: id.pool.clone(), members: vec![member] };
+        let asked = v1::CreateSnapshotsRequest {
+            pool: id.pool.clone(),
+            members: vec![member],
+            ..Default::default()
+        };
         plugin.daemon.create_snapshots(asked).await?;
         let made = provision::clone(plugin, spec, &snapshot).await;
         match made {

@@ -47,7 +47,8 @@ pub(super) async fn create(
     plugin.volume(&request.source_volume_id).await?;
     let id = names.snapshot(&source, &request.name);
     let member = v1::SnapshotMember { volume: source.name, name: id.name };
-    let asked = v1::CreateSnapshotsRequest { pool: id.pool, members: vec![member] };
+    let asked =
+        v1::CreateSnapshotsRequest { pool: id.pool, members: vec![member], ..Default::default() };
     let made = plugin.daemon.create_snapshots(asked).await?.snapshots;
     let made = made.first().ok_or_else(|| {
         Error::unexpected("CreateSnapshots of the daemon", "answered without a snapshot")

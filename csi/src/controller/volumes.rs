@@ -10,6 +10,7 @@ use blockd_csi_base::error::shown;
 use crate::capability::{Capability, Refusal};
 use crate::error::Error;
 use crate::ids::{Kind, SnapshotId, VolumeId};
+use crate::labels;
 use crate::limits;
 use crate::plugin::Plugin;
 use crate::pmem;
@@ -197,7 +198,7 @@ async fn of_failed_pool(
 }
 
 /// Converts an existing volume to its CSI message: its size, and its source as long as that exists.
-/// The context is part of the answer to the creation only, and is not stored.
+/// Of its context it has the part that labels hold: for the node, which gets it from the creation.
 fn to_wire(plugin: &Plugin, id: &str, volume: &v1::Volume) -> proto::Volume {
     let is_snapshot = plugin.settings.names.kind(&volume.origin) == Kind::Snapshot;
     let content_source = is_snapshot.then(|| {
@@ -208,7 +209,7 @@ fn to_wire(plugin: &Plugin, id: &str, volume: &v1::Volume) -> proto::Volume {
     proto::Volume {
         capacity_bytes: pmem::charged(volume),
         volume_id: id.to_owned(),
-        volume_context: std::collections::HashMap::new(),
+        volume_context: labels::context(&plugin.settings.keys, &volume.labels),
         content_source,
         accessible_topology: vec![plugin.settings.place.to_wire()],
     }

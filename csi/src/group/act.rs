@@ -48,7 +48,8 @@ pub(super) async fn create(
         name: group.member(source).name,
     };
     let members = sources.iter().map(member).collect();
-    let asked = v1::CreateSnapshotsRequest { pool: group.pool.clone(), members };
+    let asked =
+        v1::CreateSnapshotsRequest { pool: group.pool.clone(), members, ..Default::default() };
     let made = plugin.daemon.create_snapshots(asked).await?.snapshots;
     if made.len() != sources.len() {
         let problem = format!("answered with {} snapshots of {}", made.len(), sources.len());

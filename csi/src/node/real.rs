@@ -1,5 +1,6 @@
 //! The world as it is: the daemon's volumes and the files with records, on this machine.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use super::records::{Place, Record, Records};
 use super::world::{Conditions as _, Devices as _, Node, Result, Volume, Volumes, Wanted, World};
 use crate::capability::Mode;
 use crate::error::Error;
+use crate::labels;
 use crate::parameters::Mutable;
 use crate::plugin::Plugin;
 use crate::provision;
@@ -214,7 +216,10 @@ impl Volumes for Real {
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {
         tracing::debug!(volume = place.name, "create");
         let class = self.plugin.settings.config.class("class", Some(&wanted.class))?;
+        let (keys, none) = (&self.plugin.settings.keys, HashMap::new());
+        let labels = labels::of_volume(keys, &class.name, &none, &none);
         let spec = provision::CreateSpec {
+            labels: &labels,
             class,
             pool: &place.pool,
             name: &place.name,

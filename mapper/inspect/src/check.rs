@@ -35,7 +35,8 @@ pub enum Severity {
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// Which part of the metadata: superblock, catalogue, log, tree, leaf, extent, volume, space.
+    /// Which part of the metadata: superblock, catalogue, labels, log, tree, leaf, extent, volume,
+    /// space.
     pub kind: &'static str,
     /// The volume it is about.
     pub volume: Option<VolumeId>,
@@ -349,6 +350,21 @@ impl<'p> Checker<'p> {
     }
 }
 
+/// The loss of labels in words.
+pub(crate) fn lost_labels(
+    volume: Option<&VolumeView>,
+    places: &Range<u64>,
+    fault: &Fault,
+) -> String {
+    match volume {
+        Some(_) => format!("{fault}; its labels are lost, its data is not affected"),
+        None => {
+            let last = places.end.saturating_sub(1);
+            format!("{fault}; labels of volumes in places {} to {last} are lost", places.start)
+        }
+    }
+}
+
 impl Visitor for Checker<'_> {
     fn page(&mut self, page: PageUse) -> Result<(), Stopped> {
         self.pages += 1;
@@ -372,6 +388,17 @@ impl Visitor for Checker<'_> {
     fn catalogue_lost(&mut self, places: Range<u64>, fault: &Fault) -> Result<(), Stopped> {
         let text = format!("{fault}; places {} to {} are lost", places.start, places.end - 1);
         self.finding(Severity::Damage, "catalogue", None, None, text);
+        Ok(())
+    }
+
+    fn labels_lost(
+        &mut self,
+        volume: Option<&VolumeView>,
+        places: Range<u64>,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
+        let text = lost_labels(volume, &places, fault);
+        self.finding(Severity::Damage, "labels", volume, None, text);
         Ok(())
     }
 

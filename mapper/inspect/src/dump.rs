@@ -9,12 +9,12 @@ use std::ops::Range;
 
 use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::error::MapperError;
-use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord};
 use blockd_mapper::format::settings::OnFull;
 use blockd_mapper::format::superblock::DeviceState;
 use blockd_mapper::units::VolumeId;
 
-use super::check::Progress;
+use super::check::{Progress, lost_labels};
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
 use super::{Entries, Fault, Reader, State, VolumeView};
 
@@ -149,6 +149,32 @@ impl<'o> Dumper<'o> {
         self.report.lost.push(Lost { volume, name: name.to_owned(), range, text });
     }
 
+    /// The settings of a volume, unless they are the defaults.
+    fn settings(&mut self, record: &VolumeRecord) -> Result<(), Stopped> {
+        if record.settings.is_default() {
+            return Ok(());
+        }
+        let settings = &record.settings;
+        let (kind, timeout) = match settings.on_full {
+            OnFull::Block => (0, 0),
+            OnFull::Timeout(ms) => (1, ms),
+            OnFull::Error => (2, 0),
+        };
+        let placement = match settings.placement.encode() {
+            (0, _) => String::new(),
+            (policy, mark) => format!(" placement {policy} {mark}"),
+        };
+        self.line(&format!(
+            "settings on_full {kind} timeout {timeout} thick {} reservation {} quota {} iops {} \
+             bandwidth {}{placement}",
+            u8::from(settings.thick),
+            settings.reservation,
+            settings.quota,
+            settings.iops,
+            settings.bandwidth
+        ))
+    }
+
     /// Neighbours that lie in a row and have equal bitmaps stand in one line. A composite entry has
     /// a line of its own.
     fn entries(&mut self, entries: &Entries) -> Result<(), Stopped> {
@@ -192,6 +218,19 @@ impl Visitor for Dumper<'_> {
         Ok(())
     }
 
+    fn labels_lost(
+        &mut self,
+        volume: Option<&VolumeView>,
+        places: Range<u64>,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
+        let text = lost_labels(volume, &places, fault);
+        let (id, name) =
+            volume.map_or((VolumeId(0), ""), |view| (view.record.id, view.record.name.as_str()));
+        self.lose(id, name, 0..0, text);
+        Ok(())
+    }
+
     fn lost(
         &mut self,
         volume: &VolumeView,
@@ -229,28 +268,11 @@ impl Visitor for Dumper<'_> {
             record.made,
             record.name.as_str()
         ))?;
-        if record.settings.is_default() {
-            return Ok(());
+        self.settings(record)?;
+        for (key, value) in volume.labels.iter() {
+            self.line(&format!("label {key}={value}"))?;
         }
-        let settings = &record.settings;
-        let (kind, timeout) = match settings.on_full {
-            OnFull::Block => (0, 0),
-            OnFull::Timeout(ms) => (1, ms),
-            OnFull::Error => (2, 0),
-        };
-        let placement = match settings.placement.encode() {
-            (0, _) => String::new(),
-            (policy, mark) => format!(" placement {policy} {mark}"),
-        };
-        self.line(&format!(
-            "settings on_full {kind} timeout {timeout} thick {} reservation {} quota {} iops {} \
-             bandwidth {}{placement}",
-            u8::from(settings.thick),
-            settings.reservation,
-            settings.quota,
-            settings.iops,
-            settings.bandwidth
-        ))
+        Ok(())
     }
 
     fn leaf(&mut self, leaf: &Leaf<'_>) -> Result<(), Stopped> {

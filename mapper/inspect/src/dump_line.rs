@@ -21,6 +21,7 @@ pub(crate) enum Line {
     Device(DeviceRecord),
     Volume(Box<VolumeRecord>),
     Settings(VolumeSettings),
+    Label { key: String, value: String },
     Leaf { slot: u32, number: u64 },
     Share { slot: u32, number: u64 },
     Map { at: usize, count: usize, first: u64, valid: u64 },
@@ -101,6 +102,12 @@ pub(crate) fn parse(line: &str) -> Result<Line, String> {
             };
             settings.check().map_err(|error| error.to_string())?;
             Line::Settings(settings)
+        }
+        // A value may have blanks.
+        "label" => {
+            let label = line.split_once(' ').and_then(|(_, label)| label.split_once('='));
+            let (key, value) = label.ok_or("a label has a key and a value")?;
+            return Ok(Line::Label { key: key.to_owned(), value: value.to_owned() });
         }
         "leaf" => Line::Leaf { slot: words.number()?, number: words.number()? },
         "share" => Line::Share { slot: words.number()?, number: words.number()? },

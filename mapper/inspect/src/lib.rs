@@ -33,6 +33,7 @@ pub mod check;
 pub mod dump;
 mod dump_line;
 mod fault;
+mod labels;
 mod log;
 mod owners;
 mod reader;

@@ -166,6 +166,10 @@ impl<'m> Reader<'m> {
                 if copy == (Superblock { this_device: this, ..self.superblock.clone() }) {
                     return CopyState::Good;
                 }
+                if self.superblock.labels_root.is_none() && !copy.labels_root.is_none() {
+                    // A release that does not know labels was writing it anew.
+                    return CopyState::Stale(copy.generation);
+                }
                 let found = u64::from(copy.this_device.0);
                 let problem =
                     Problem::Mismatch { field: "this device", found, expected: device as u64 };

@@ -5,15 +5,16 @@ use std::collections::HashSet;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, encode_catalogue};
 use blockd_mapper::format::index_page::encode_index;
+use blockd_mapper::format::labels::encode_labels;
 use blockd_mapper::format::leaf_page::{encode_composite_leaf, encode_leaf};
 use blockd_mapper::format::page::PageStamp;
 use blockd_mapper::format::settings::VolumeSettings;
-use blockd_mapper::format::superblock::{Superblock, copy_offsets};
+use blockd_mapper::format::superblock::{LABELS, Superblock, copy_offsets};
 use blockd_mapper::format::under_page::encode_under;
-use blockd_mapper::format::{INDEX_FANOUT, PageRef, levels_for};
+use blockd_mapper::format::{INDEX_FANOUT, Labels, PageRef, label_levels, levels_for};
 use blockd_mapper::geometry::{Geometry, PAGE_BYTES};
 use blockd_mapper::io::{IoError, Page};
-use blockd_mapper::units::{DeviceIndex, PageAddress, PhysicalExtent};
+use blockd_mapper::units::{DeviceIndex, PageAddress, PhysicalExtent, VolumeId};
 
 use super::owners::{Owner, Owners};
 use super::{Entries, Media};
@@ -104,6 +105,18 @@ pub(crate) fn leaf_pages(entries: &Entries) -> u64 {
     1 + u64::from(entries.iter().any(|entry| entry.plain().is_none()))
 }
 
+/// The pages that labels in these places of a catalogue take.
+pub(crate) fn label_pages(labelled: &[u64], places: u64) -> u64 {
+    let mut below = labelled.to_vec();
+    let mut pages = below.len() as u64;
+    for _ in 0..label_levels(places) {
+        below.iter_mut().for_each(|place| *place /= INDEX_FANOUT);
+        below.dedup();
+        pages += below.len() as u64;
+    }
+    pages
+}
+
 /// Writes a pool.
 pub(crate) struct Builder<'m> {
     media: &'m mut dyn MediaMut,
@@ -113,7 +126,10 @@ pub(crate) struct Builder<'m> {
     /// Pages of leaves by their number.
     leaves: std::collections::HashMap<u64, (u32, PageRef)>,
     current: Option<(VolumeRecord, Tree)>,
+    current_labels: Labels,
     records: Vec<VolumeRecord>,
+    /// Labels by the place of their record.
+    labels: Vec<(u64, VolumeId, Labels)>,
     pub(crate) pages_written: u64,
     keeps_log: bool,
 }
@@ -140,7 +156,9 @@ impl<'m> Builder<'m> {
             pages,
             leaves: std::collections::HashMap::new(),
             current: None,
+            current_labels: Labels::default(),
             records: Vec::new(),
+            labels: Vec::new(),
             pages_written: 0,
             keeps_log: false,
         }
@@ -165,6 +183,11 @@ impl<'m> Builder<'m> {
         if let Some((record, _)) = &mut self.current {
             record.settings = settings;
         }
+    }
+
+    /// The labels of the volume that has begun.
+    pub(crate) fn labels(&mut self, labels: Labels) {
+        self.current_labels = labels;
     }
 
     /// A leaf that is new.
@@ -270,6 +293,10 @@ impl<'m> Builder<'m> {
         record.root = self.end_tree(&mut tree)?;
         let levels = u8::try_from(tree.levels.len()).unwrap_or(u8::MAX);
         record.levels = if record.root.is_none() { 0 } else { levels };
+        let labels = std::mem::take(&mut self.current_labels);
+        if !labels.is_empty() {
+            self.labels.push((self.records.len() as u64, record.id, labels));
+        }
         self.records.push(record);
         Ok(())
     }
@@ -368,6 +395,22 @@ impl<'m> Builder<'m> {
         self.superblock.catalogue_levels = levels;
         let limit = MapperError::Limit { what: "volumes", limit: u64::from(u32::MAX) };
         self.superblock.catalogue_records = u32::try_from(count).map_err(|_| limit)?;
+        self.write_labels(count)
+    }
+
+    /// Writes all labels, over a catalogue of this many places.
+    fn write_labels(&mut self, places: u64) -> Result<(), MapperError> {
+        let mut tree = Tree::new(0, label_levels(places));
+        for (place, id, labels) in std::mem::take(&mut self.labels) {
+            let (mut page, stamp) = (Page::zeroed(), self.stamp(id.0, place));
+            let sum = encode_labels(&mut page, &stamp, &labels);
+            let reference = self.write_page(&page, sum)?;
+            self.set(&mut tree, 0, place, reference)?;
+        }
+        let root = self.end_tree(&mut tree)?;
+        let bit = if root.is_none() { 0 } else { LABELS };
+        self.superblock.labels_root = root;
+        self.superblock.compat = self.superblock.compat & !LABELS | bit;
         Ok(())
     }
 

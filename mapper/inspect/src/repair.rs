@@ -17,7 +17,7 @@ use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::{DeviceIndex, Lsn, PageAddress, SlotIndex, VolumeId};
 
-use super::check::{Progress, check};
+use super::check::{Progress, check, lost_labels};
 use super::dump::Lost;
 use super::owners::{Owner, Owners};
 use super::rebuild::{MediaMut, leaf_pages};
@@ -310,6 +310,20 @@ impl Visitor for Plan {
         let text = format!("{fault}; the rest is not reported as salvaged");
         self.lose(VolumeId(0), String::new(), places.clone(), text);
         self.catalogue_missing.push(places);
+        Ok(())
+    }
+
+    fn labels_lost(
+        &mut self,
+        volume: Option<&VolumeView>,
+        places: Range<u64>,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
+        let text = lost_labels(volume, &places, fault);
+        let (id, name) = volume.map_or_else(Default::default, |view| {
+            (view.record.id, view.record.name.as_str().to_owned())
+        });
+        self.lose(id, name, 0..0, text);
         Ok(())
     }
 

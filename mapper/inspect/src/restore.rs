@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use blockd_mapper::entry::Entry;
 use blockd_mapper::error::MapperError;
+use blockd_mapper::format::Labels;
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::{DeviceIndex, PhysicalExtent};
 
@@ -263,7 +264,7 @@ impl Plan {
         let avoid = HashSet::new();
         let pages = PageSource::new(&superblock, &known.owners, &avoid, self.content.pages)?;
         let builder = Builder::new(media, superblock, target.handles, pages);
-        Ok(Restoring { builder, leaf: None, lines: 0 })
+        Ok(Restoring { builder, leaf: None, labels: Vec::new(), lines: 0 })
     }
 }
 
@@ -272,6 +273,8 @@ impl Plan {
 pub struct Restoring<'m> {
     builder: Builder<'m>,
     leaf: Option<(u32, u64, Box<Entries>)>,
+    /// Labels of the volume so far.
+    labels: Vec<(String, String)>,
     lines: u64,
 }
 
@@ -286,10 +289,17 @@ impl Restoring<'_> {
         match parse(line).map_err(changed)? {
             Line::Volume(record) => {
                 self.end_leaf()?;
+                self.labels.clear();
                 self.builder.volume(*record)
             }
             Line::Settings(settings) => {
                 self.builder.settings(settings);
+                Ok(())
+            }
+            Line::Label { key, value } => {
+                self.labels.push((key, value));
+                let labels = self.labels.iter().map(|(key, value)| (key, value));
+                self.builder.labels(Labels::new(labels)?);
                 Ok(())
             }
             Line::Leaf { slot, number } => {

@@ -11,12 +11,12 @@ use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord};
 use blockd_mapper::format::record::Change;
 use blockd_mapper::format::settings::VolumeSettings;
-use blockd_mapper::format::{PageRef, VolumeName};
+use blockd_mapper::format::{Labels, PageRef, VolumeName};
 use blockd_mapper::geometry::{Geometry, LEAF_ENTRIES};
 use blockd_mapper::units::{ExtentIndex, Lsn, SlotIndex, VolumeId, WallTime};
 
 use super::walk::{Entries, PageUse, Stopped, Visitor};
-use super::{LogEnd, Reader, read_log, walk};
+use super::{LogEnd, Reader, labels, read_log, walk};
 
 /// The log's changes of a slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -71,6 +71,8 @@ pub struct VolumeView {
     /// The record of the catalogue or of the log, with the final size by the log. The root is that
     /// of the tree below the changes of the log.
     pub record: VolumeRecord,
+    /// Its labels.
+    pub labels: Labels,
     /// The volume whose tree it is; the volume's own id unless the log made or rolled back the
     /// volume.
     pub(crate) tree: VolumeId,
@@ -83,7 +85,8 @@ impl VolumeView {
     /// A volume as the catalogue has it.
     pub(crate) fn new(geometry: Geometry, record: VolumeRecord) -> Self {
         let tree_slots = geometry.slots_for(record.size);
-        Self { record, tree: record.id, tree_slots, layers: Vec::new() }
+        let labels = Labels::default();
+        Self { record, labels, tree: record.id, tree_slots, layers: Vec::new() }
     }
 
     /// The slots that the log changes.
@@ -162,12 +165,15 @@ impl State {
         visitor: &mut dyn Visitor,
     ) -> Result<Self, Stopped> {
         let mut state = Self::empty(reader);
-        for record in walk::catalogue(reader, visitor)? {
+        let mut places = BTreeMap::new();
+        for (place, record) in walk::catalogue(reader, visitor)? {
+            places.insert(place, record.id);
             let view = VolumeView::new(state.geometry, record);
             if state.volumes.insert(record.id, view).is_some() {
                 visitor.problem("catalogue", format!("volume {} stands in it twice", record.id))?;
             }
         }
+        labels::read(reader, &places, &mut state.volumes, visitor)?;
         Ok(state)
     }
 
@@ -299,6 +305,7 @@ impl State {
             settings: VolumeSettings::default(),
             ..view.record
         };
+        view.labels = Labels::default();
         self.add_view(view)
     }
 

@@ -69,6 +69,17 @@ pub trait Visitor {
         Ok(())
     }
 
+    /// Labels that can't be read: those of a volume, or of all in these places of the catalogue.
+    fn labels_lost(
+        &mut self,
+        volume: Option<&VolumeView>,
+        places: std::ops::Range<u64>,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
+        let _ = (volume, places, fault);
+        Ok(())
+    }
+
     /// A part of a volume that can't be read: these slots.
     fn lost(
         &mut self,
@@ -104,11 +115,11 @@ pub trait Visitor {
     }
 }
 
-/// Reads the records of the catalogue.
+/// Reads the records of the catalogue, each with its place.
 pub(crate) fn catalogue(
     reader: &mut Reader<'_>,
     visitor: &mut dyn Visitor,
-) -> Result<Vec<VolumeRecord>, Stopped> {
+) -> Result<Vec<(u64, VolumeRecord)>, Stopped> {
     let superblock = reader.superblock().clone();
     let pages = u64::from(superblock.catalogue_records).div_ceil(RECORDS_PER_PAGE);
     let levels = superblock.catalogue_levels;
@@ -147,13 +158,15 @@ fn catalogue_page(
     reader: &mut Reader<'_>,
     reference: PageRef,
     index: u64,
-) -> Result<Vec<VolumeRecord>, Fault> {
+) -> Result<Vec<(u64, VolumeRecord)>, Fault> {
     let place = Place::Page(reference.address);
     let page = reader.page(reference, Structure::CataloguePage)?;
     let expect = PageExpect::catalogue(reader.superblock().pool_id, index, reference.sum);
     let (geometry, limits) = (reader.geometry(), *reader.limits());
     let decoded = decode_catalogue(&page.0, &expect, geometry, &limits, place)?;
-    Ok(decoded.records().iter().flatten().copied().collect())
+    let places = index * RECORDS_PER_PAGE..;
+    let records = places.zip(decoded.records()).filter_map(|(at, one)| Some((at, (*one)?)));
+    Ok(records.collect())
 }
 
 /// The references of an index page of a volume, or without one of the catalogue.

@@ -17,9 +17,11 @@ use blockd_inspect::dump::dump;
 use blockd_mapper::create::CreateOptions;
 use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::error::MapperError;
+use blockd_mapper::format::Labels;
 use blockd_mapper::format::checksum::sum;
 use blockd_mapper::io::IoError;
 use blockd_mapper::open::{OpenMode, OpenOptions, Opening};
+use blockd_mapper::space::VolumeSettings;
 use blockd_mapper::units::{DeviceIndex, VolumeId, WallTime};
 use common::{Media, Rig};
 
@@ -269,10 +271,28 @@ fn moved() -> Media {
     media
 }
 
+/// Labels of volumes and a snapshot, one with settings too, and what the log does to them.
+fn labels() -> Rig {
+    let mut rig = Rig::new(&[6 * MIB]);
+    let ids = ["first", "second", "third", "bare"].map(|name| rig.create(name, 1 << 20));
+    let taken = snapshot(&mut rig, ids[0], "taken");
+    for (at, id) in ids[..3].iter().chain([&taken]).enumerate() {
+        let value = "v".repeat(at * 85);
+        let labels = Labels::new([("example.org/at", value.as_str()), ("\u{41}.b_c-0", "ü =")]);
+        rig.control(Control::Label { volume: *id, labels: labels.unwrap() }).unwrap();
+    }
+    let settings = VolumeSettings { iops: 500, ..VolumeSettings::default() };
+    rig.control(Control::Configure { volume: ids[1], settings }).unwrap();
+    snapshot(&mut rig, ids[0], "without");
+    rig.control(Control::Delete { volume: ids[2] }).unwrap();
+    rig.control(Control::Rename { volume: ids[1], name: "other".to_owned() }).unwrap();
+    rig
+}
+
 /// An image by its name.
 type Sample = (&'static str, fn() -> Media);
 
-const SAMPLES: [Sample; 10] = [
+const SAMPLES: [Sample; 11] = [
     ("new", || {
         let mut media = Media::new(&[5 * MIB]);
         media.create();
@@ -287,6 +307,7 @@ const SAMPLES: [Sample; 10] = [
     ("leaving", || moving(Control::RemoveDevice { device: 1 }).kill()),
     ("shrinking", || moving(Control::ShrinkDevice { device: 1, size: 2 * MIB as u64 }).kill()),
     ("moved", moved),
+    ("labels", || labels().kill()),
 ];
 
 #[test]

@@ -1,8 +1,8 @@
 //! Checkpoint: the map as it was at one LSN, written beside the old one, then switched to (R17).
 //!
 //! Cut (all changed leaves are noted while nothing can change) -> bases -> leaves -> index pages ->
-//! catalogue -> flush of every device -> superblock. A leaf that changes before it is written is
-//! copied first. Structure changes wait until a checkpoint has ended.
+//! labels -> catalogue -> flush of every device -> superblock. A leaf that changes before it is
+//! written is copied first. Structure changes wait until a checkpoint has ended.
 
 mod write;
 
@@ -12,7 +12,7 @@ use super::tree::PageTree;
 use super::trees::Trees;
 use crate::directory::Directory;
 use crate::format::PageRef;
-use crate::format::superblock::{DEVICE_STATES, Superblock};
+use crate::format::superblock::{DEVICE_STATES, LABELS, Superblock};
 use crate::geometry::MAX_DEVICES;
 use crate::io::IoOp;
 use crate::mutation::{Mutation, active};
@@ -32,6 +32,7 @@ enum Phase {
     Bases,
     Leaves,
     Index,
+    Labels,
     Catalogue,
     CatalogueIndex,
     /// All pages are sent; waiting for them.
@@ -139,6 +140,7 @@ impl Engine {
                 Phase::Bases => self.write_bases(),
                 Phase::Leaves => self.write_leaves(),
                 Phase::Index => self.write_index(),
+                Phase::Labels => self.write_labels(),
                 Phase::Catalogue => self.write_catalogue(),
                 Phase::CatalogueIndex => self.write_catalogue_index(),
                 Phase::Written => self.flush_pages(),
@@ -247,8 +249,11 @@ impl Engine {
         let next = self.controls.next_superblock(&self.superblock);
         let incompat = self.checkpoint.incompat & !DEVICE_STATES;
         let states = if next.devices.has_states() { DEVICE_STATES } else { 0 };
+        let labels_root = self.labels.tree.root();
+        let labels = if labels_root.is_none() { 0 } else { LABELS };
         let block = Superblock {
             clean: closes,
+            compat: next.compat & !LABELS | labels,
             incompat: incompat | states,
             boot_id: if closes { [0; 16] } else { self.superblock.boot_id },
             checkpoint_lsn: self.checkpoint.lsn,
@@ -256,6 +261,7 @@ impl Engine {
             wal_tail_hash: self.checkpoint.tail_sum,
             catalogue_root: self.catalogue.tree.root(),
             catalogue_levels: u8::try_from(self.catalogue.tree.level_count()).unwrap_or(u8::MAX),
+            labels_root,
             catalogue_records: u32::try_from(self.catalogue.place_count()).unwrap_or(u32::MAX),
             next_volume_id: self.controls.next_volume_id,
             ..next

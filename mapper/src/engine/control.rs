@@ -228,11 +228,7 @@ impl Engine {
                 crate::sync::fence(Ordering::SeqCst);
                 self.controls.current = Some(Current::Closing { id, final_begun: false });
             }
-            Control::Configure { volume, settings } => match self.configure(volume, settings) {
-                Ok(before) if before == settings => self.end_when_durable(id, Outcome::Unchanged),
-                Ok(before) => self.begin_checkpoint_for(id, Outcome::Configured { before }),
-                Err(error) => self.end(id, Err(error)),
-            },
+            Control::Configure { .. } | Control::Label { .. } => self.change_record(id, control),
             Control::GrowDevice { device, size } => {
                 let gained = self.prepare_grow(device, size);
                 self.begin_to_grow(id, gained);
@@ -275,6 +271,20 @@ impl Engine {
             },
         }
         true
+    }
+
+    /// Carries out a command whose result only a checkpoint makes durable.
+    fn change_record(&mut self, id: ControlId, control: Control) {
+        let changed = match control {
+            Control::Configure { volume, settings } => self.configure(volume, settings),
+            Control::Label { volume, labels } => self.label(volume, &labels),
+            _ => Err(MapperError::Internal("not a command about a record")),
+        };
+        match changed {
+            Ok(Outcome::Unchanged) => self.end_when_durable(id, Outcome::Unchanged),
+            Ok(outcome) => self.begin_checkpoint_for(id, outcome),
+            Err(error) => self.end(id, Err(error)),
+        }
     }
 
     pub(super) fn begin_checkpoint_for(&mut self, id: ControlId, outcome: Outcome) {

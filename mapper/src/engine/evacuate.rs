@@ -293,7 +293,7 @@ impl Engine {
 
     /// Adds pages until what was promised can be written, and this many slots more. Promises
     /// nothing to workers until the limits are updated.
-    fn make_pages(&mut self, slots: u64) -> bool {
+    pub(super) fn make_pages(&mut self, slots: u64) -> bool {
         // As for a shrink: nothing is promised on the strength of pages that do not count any more.
         let pool = Arc::clone(&self.pool);
         let limits = &pool.pages.0;

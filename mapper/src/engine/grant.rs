@@ -212,11 +212,12 @@ impl Engine {
         true
     }
 
-    /// Pages that a checkpoint needs whatever is dirty: catalogue and new trees.
+    /// Pages that a checkpoint needs whatever is dirty: catalogue, labels and new trees.
     pub(super) fn fixed_pages(&self) -> u64 {
         self.new_tree_pages
             + self.catalogue.page_count()
             + self.catalogue.tree.most_pages()
+            + self.labels.pages_to_write()
             + self.checkpoint.pages_to_write()
             + 4
     }

@@ -18,6 +18,7 @@ mod group;
 pub(crate) mod grow;
 pub(crate) mod info;
 mod keep;
+pub(crate) mod labels;
 mod pace;
 pub(crate) mod pages;
 mod placing;
@@ -57,12 +58,13 @@ use crate::io::{IoBuffer, IoCommand, IoError};
 use crate::mutation::{Mutation, active};
 use crate::pool::Pool;
 use crate::sync::Ordering;
-use crate::units::{Lsn, PhysicalExtent};
+use crate::units::{Lsn, PageAddress, PhysicalExtent};
 
 use catalogue::Catalogue;
 use checkpoint::Checkpoint;
 use commit::Commit;
 use control::Controls;
+use labels::LabelPages;
 use pages::PageSpace;
 use queue::{CommandQueue, Purpose};
 use release::Releases;
@@ -110,6 +112,7 @@ pub struct Engine {
     pub(crate) pages: PageSpace,
     pub(crate) catalogue: Catalogue,
     pub(crate) trees: Trees,
+    pub(crate) labels: LabelPages,
     pub(crate) controls: Controls,
     pub(crate) spares: Spares,
     /// Index pages of trees that structure changes have made since the last checkpoint.
@@ -140,11 +143,15 @@ pub(crate) struct EngineParts {
     pub(crate) pages: PageSpace,
     pub(crate) catalogue: Catalogue,
     pub(crate) trees: Trees,
+    pub(crate) labels: LabelPages,
+    /// Pages that a part of the labels was lost with, which the next checkpoint gives up.
+    pub(crate) lost_pages: Vec<PageAddress>,
 }
 
 impl Engine {
     pub(crate) fn new(parts: EngineParts) -> Result<Self, MapperError> {
-        let EngineParts { pool, wal, superblock, mut pages, catalogue, trees } = parts;
+        let EngineParts { pool, wal, superblock, mut pages, catalogue, trees, labels, lost_pages } =
+            parts;
         let leaving = superblock.devices.leaving();
         pages.leave(leaving);
         let blocks = pool.tuning.commit_blocks.max(1);
@@ -168,6 +175,7 @@ impl Engine {
             pages,
             catalogue,
             trees,
+            labels,
             controls: Controls::default(),
             spares: Spares::with_capacity(64),
             new_tree_pages: 0,
@@ -184,6 +192,7 @@ impl Engine {
             builder: WalBlockBuilder::new(),
             pool,
         };
+        engine.releases.dead_pages = lost_pages;
         engine.controls.next_volume_id = engine.superblock.next_volume_id;
         for volume in engine.pool.volumes.read().values() {
             let (id, lineage) = (volume.identity.id, volume.identity.lineage);

@@ -156,6 +156,11 @@ impl PageSpace {
         given
     }
 
+    /// Whether an extent holds pages, or is kept for such.
+    pub(crate) fn contains(&self, extent: PhysicalExtent) -> bool {
+        self.extents.contains_key(&extent)
+    }
+
     pub(crate) const fn free_pages(&self) -> u64 {
         self.free
     }

@@ -16,6 +16,7 @@ use crate::volume::Volume;
 use crate::volumes::Volumes;
 
 use super::Engine;
+use super::control::Outcome;
 
 /// How often allowances are given out while a volume waits for one.
 const TICK_NS: u64 = 20_000_000;
@@ -209,13 +210,12 @@ impl Engine {
         self.space.changes.pop_front()
     }
 
-    /// Changes the settings of a volume; they are durable with the next checkpoint. Returns the
-    /// former ones.
+    /// Changes the settings of a volume; they are durable with the next checkpoint.
     pub(super) fn configure(
         &mut self,
         id: VolumeId,
         settings: VolumeSettings,
-    ) -> Result<VolumeSettings, MapperError> {
+    ) -> Result<Outcome, MapperError> {
         settings.check().map_err(|problem| match problem {
             Problem::Field { field, found, allowed } => {
                 MapperError::Invalid { field, value: found, allowed }
@@ -225,7 +225,7 @@ impl Engine {
         let volume = self.writable(id)?;
         let before = *volume.settings.lock();
         if before == settings {
-            return Ok(before);
+            return Ok(Outcome::Unchanged);
         }
         let is_moved = settings.placement != before.placement;
         self.check_placement(settings.placement, is_moved)?;
@@ -248,7 +248,7 @@ impl Engine {
         volume.out_of_space.store(false, Ordering::Release);
         self.pool.want_engine();
         self.pool.bump();
-        Ok(before)
+        Ok(Outcome::Configured { before })
     }
 
     /// Refuses to set more aside than there is, unused reserves of others included. With a volume

@@ -97,7 +97,9 @@ impl Engine {
             return Err(MapperError::Limit { what: "volumes", limit: MAX_VOLUMES as u64 });
         }
         let tree = self.new_tree(id, volume.size.load(Ordering::Relaxed));
-        let place = self.catalogue.add(id, &mut self.releases.dead_pages);
+        let dead = &mut self.releases.dead_pages;
+        let place = self.catalogue.add(id, dead);
+        self.labels.grow(self.catalogue.place_count(), dead);
         self.trees.insert(id, VolumeTree { tree, place });
         self.controls.next_volume_id = self.controls.next_volume_id.max(id.0.saturating_add(1));
         self.controls.lineages.insert(id, volume.identity.lineage);
@@ -126,6 +128,7 @@ impl Engine {
         self.release_all(&volume, directory, lsn);
         if let Some(tree) = self.trees.remove(id) {
             self.releases.dead_pages.extend(tree.tree.addresses());
+            self.labels.remove(tree.place, &mut self.releases.dead_pages);
             self.catalogue.remove(tree.place);
         }
         Ok(())

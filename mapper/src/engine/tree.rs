@@ -88,6 +88,32 @@ impl PageTree {
         if self.root().is_none() { 0 } else { u8::try_from(self.levels.len()).unwrap_or(u8::MAX) }
     }
 
+    /// Each page of the lowest level that there is, with its index.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, PageRef)> + '_ {
+        let nodes = self.levels.first().into_iter().flatten();
+        let nodes = (0_u64..).step_by(FANOUT).zip(nodes);
+        let nodes = nodes.filter_map(|(first, node)| Some((first, node.as_ref()?)));
+        let entries = nodes.flat_map(|(first, node)| (first..).zip(node.entries));
+        entries.filter(|(_, page)| !page.is_none())
+    }
+
+    /// Makes room for more pages, which need no more levels.
+    pub(crate) fn extend(&mut self, pages: u64) {
+        let mut count = pages.max(1);
+        for level in &mut self.levels {
+            count = count.div_ceil(INDEX_FANOUT);
+            let count = usize::try_from(count).unwrap_or(level.len());
+            level.resize_with(count.max(level.len()), || None);
+        }
+        self.pages = self.pages.max(pages);
+    }
+
+    /// A page could not be read: nothing refers to it any more. The next checkpoint writes its
+    /// parent anew.
+    pub(crate) fn forget(&mut self, level: u8, index: u64) {
+        self.set_at(usize::from(level), index, PageRef::NONE);
+    }
+
     /// Returns the reference to a page of the lowest level.
     pub(crate) fn get(&self, index: u64) -> PageRef {
         let (node, entry) = place(index);

@@ -31,6 +31,8 @@ pub enum Structure {
     IndexPage,
     /// A page with volume records.
     CataloguePage,
+    /// A page with the labels of a volume.
+    LabelPage,
     /// A block of the write-ahead log.
     WalBlock,
     /// A change in the WAL or in the ring.
@@ -49,6 +51,7 @@ impl fmt::Display for Structure {
             Self::UnderPage => "under page",
             Self::IndexPage => "index page",
             Self::CataloguePage => "catalogue page",
+            Self::LabelPage => "label page",
             Self::WalBlock => "WAL block",
             Self::Record => "record",
             Self::RingHeader => "delta ring header",

@@ -10,6 +10,7 @@ pub mod claim;
 pub mod devices;
 pub mod error;
 pub mod index_page;
+pub mod labels;
 pub mod leaf_page;
 pub mod name;
 pub mod page;
@@ -22,6 +23,7 @@ pub mod under_page;
 pub mod wal;
 
 pub use error::{FormatError, Place, Problem, Structure};
+pub use labels::{InvalidLabel, Labels};
 pub use name::{InvalidName, VolumeName};
 
 use crate::geometry::{Geometry, MAX_PHYSICAL_EXTENTS, PAGE_SIZE};
@@ -40,6 +42,13 @@ pub const STRUCTURE_VERSION: u16 = 1;
 pub const INDEX_FANOUT: u64 = 252;
 /// Index levels of a tree: 252^4 leaves are more than the 2^26 of the largest volume.
 pub const MAX_LEVELS: u8 = 4;
+
+/// Index levels of the tree of labels, which has a place for each record of the catalogue.
+#[must_use]
+pub const fn label_levels(records: u64) -> u8 {
+    let levels = levels_for(records);
+    if levels == 0 { 1 } else { levels }
+}
 
 /// How a parent names its child: its place, and its expected properties. The sum detects a write
 /// that was lost or misdirected: the page found may be sound in itself and still not be the child.

@@ -29,6 +29,8 @@ pub enum PageKind {
     Catalogue = 3,
     /// The bases of a leaf's composite entries.
     Under = 4,
+    /// The labels of a volume.
+    Labels = 5,
 }
 
 impl PageKind {
@@ -38,6 +40,7 @@ impl PageKind {
             Self::Index => Structure::IndexPage,
             Self::Catalogue => Structure::CataloguePage,
             Self::Under => Structure::UnderPage,
+            Self::Labels => Structure::LabelPage,
         }
     }
 
@@ -45,7 +48,7 @@ impl PageKind {
     const fn last_version(self) -> u16 {
         match self {
             Self::Leaf => COMPOSITE_LEAF_VERSION,
-            Self::Index | Self::Catalogue | Self::Under => STRUCTURE_VERSION,
+            Self::Index | Self::Catalogue | Self::Under | Self::Labels => STRUCTURE_VERSION,
         }
     }
 }
@@ -55,7 +58,8 @@ impl PageKind {
 pub struct PageStamp {
     /// The pool.
     pub pool_id: PoolId,
-    /// The volume whose tree it was written for; 0 for the catalogue.
+    /// The volume whose tree or labels it was written for; 0 for the catalogue and for index pages
+    /// above labels.
     pub tree: u32,
     /// The node that wrote it.
     pub node: u32,
@@ -72,7 +76,7 @@ pub struct PageStamp {
 pub struct PageHeader {
     /// Its kind.
     pub kind: PageKind,
-    /// 0 for leaves, under pages and catalogue pages, from 1 up for index pages.
+    /// 0 for leaves, under pages, catalogue pages and labels, from 1 up for index pages.
     pub level: u8,
     /// Version of its layout.
     pub version: u16,
@@ -124,6 +128,13 @@ impl PageExpect {
     #[must_use]
     pub const fn catalogue_index(pool_id: PoolId, level: u8, index: u64, sum: u64) -> Self {
         Self { pool_id, kind: PageKind::Index, level, index, tree: Some(0), sum: Some(sum) }
+    }
+
+    /// The labels of the volume at a place of the catalogue.
+    #[must_use]
+    pub const fn labels(pool_id: PoolId, place: u64, volume: u32, sum: u64) -> Self {
+        let (kind, tree) = (PageKind::Labels, Some(volume));
+        Self { pool_id, kind, level: 0, index: place, tree, sum: Some(sum) }
     }
 
     /// A page of volume records.

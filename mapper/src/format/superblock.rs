@@ -32,11 +32,14 @@ pub const VOLUME_SETTINGS: u64 = 1;
 /// The first device has a claim page, which its opens for writing renew where several hosts may
 /// reach the storage.
 pub const CLAIM_PAGE: u64 = 2;
+/// Volumes have labels, in pages below a root of their own. A writer that does not know them leaves
+/// the root out of its first superblock: they are gone then, as a whole.
+pub const LABELS: u64 = 4;
 /// Volume records may hold a placement. A reader that does not know it lets the volume's extents
 /// come from any device.
 pub const PLACEMENT: u64 = 8;
 /// Features that may be ignored.
-pub const KNOWN_COMPAT: u64 = VOLUME_SETTINGS | CLAIM_PAGE | PLACEMENT;
+pub const KNOWN_COMPAT: u64 = VOLUME_SETTINGS | CLAIM_PAGE | LABELS | PLACEMENT;
 
 const MAGIC: [u8; 8] = *b"BLOCKDsb";
 const CRC_AT: usize = 8;
@@ -91,6 +94,8 @@ pub struct Superblock {
     pub catalogue_root: PageRef,
     /// Index levels above the catalogue pages.
     pub catalogue_levels: u8,
+    /// Root of the labels, always an index page; none where no volume has any.
+    pub labels_root: PageRef,
     /// Places for records in the catalogue, in use or not.
     pub catalogue_records: u32,
     /// Volume ids from here on were never used.
@@ -123,13 +128,18 @@ pub const fn copy_offsets(geometry: Geometry, extents: u64) -> CopyOffsets {
 /// The newest of the copies that could be read, all of one pool.
 ///
 /// Sound copies of that generation that differ are refused: two writers have been at work, and
-/// neither copy can be trusted.
+/// neither copy can be trusted. A copy without labels counts before one with them: a release that
+/// doesn't know them has begun to write the others anew, and may have used their pages since.
 pub fn newest(copies: &[(Place, Superblock)]) -> Result<Option<&Superblock>, FormatError> {
-    let Some((_, newest)) = copies.iter().max_by_key(|(_, copy)| copy.generation) else {
+    let rank = |copy: &Superblock| (copy.generation, copy.labels_root.is_none());
+    let Some((_, newest)) = copies.iter().max_by_key(|(_, copy)| rank(copy)) else {
         return Ok(None);
     };
     for (place, copy) in copies.iter().filter(|(_, copy)| copy.generation == newest.generation) {
-        let same = Superblock { this_device: newest.this_device, ..copy.clone() };
+        let mut same = Superblock { this_device: newest.this_device, ..copy.clone() };
+        if newest.labels_root.is_none() {
+            same.labels_root = PageRef::NONE;
+        }
         if same != *newest {
             return Err(disagree(newest, copy, *place));
         }
@@ -194,7 +204,8 @@ impl Superblock {
             reserve_start: self.reserve_start.0.into(),
             reserve_extents: self.reserve_extents.into(),
             next_volume_id: self.next_volume_id.into(),
-            reserved_b: [0; 320],
+            labels_root: RawRef::new(self.labels_root),
+            reserved_b: [0; 304],
             devices,
             reserved_c: [0; 2560],
         };
@@ -302,6 +313,11 @@ impl Superblock {
     fn check_catalogue(&self, limits: &Limits) -> Result<(), Problem> {
         let (levels, records) = (self.catalogue_levels, u64::from(self.catalogue_records));
         limits.check_ref(self.catalogue_root)?;
+        limits.check_ref(self.labels_root)?;
+        if records == 0 && !self.labels_root.is_none() {
+            let found = self.labels_root.address.0;
+            return Err(Problem::field("labels root", found, "0 without records"));
+        }
         let pages = records.div_ceil(super::catalogue::RECORDS_PER_PAGE);
         if levels > MAX_LEVELS || capacity_of(levels) < pages || (records == 0 && levels > 0) {
             let allowed = "at most 4, enough for the records, 0 without records";
@@ -360,6 +376,7 @@ fn try_decode(bytes: &[u8]) -> Result<Superblock, Problem> {
         checkpoint_lsn: Lsn(raw.checkpoint_lsn.get()),
         catalogue_root: raw.catalogue_root.get(),
         catalogue_levels: raw.catalogue_levels,
+        labels_root: raw.labels_root()?,
         catalogue_records: raw.catalogue_records.get(),
         next_volume_id: raw.next_volume_id.get(),
         reserve_start: PhysicalExtent(raw.reserve_start.get()),
@@ -408,7 +425,8 @@ struct RawSuperblock {
     reserve_start: U64,
     reserve_extents: U32,
     next_volume_id: U32,
-    reserved_b: [u8; 320],
+    labels_root: RawRef,
+    reserved_b: [u8; 304],
     devices: [RawDevice; RAW_DEVICES],
     reserved_c: [u8; 2560],
 }
@@ -429,6 +447,18 @@ impl RawSuperblock {
         Ok(())
     }
 
+    /// The root of the labels where the pool has such. Else the bytes are unused, or belong to a
+    /// feature that this code does not know.
+    fn labels_root(&self) -> Result<PageRef, Problem> {
+        if self.compat.get() & LABELS != 0 {
+            return Ok(self.labels_root.get());
+        }
+        if !unknown(self.compat.get(), self.ro_compat.get()) {
+            check_reserved(self.labels_root.as_bytes(), 192)?;
+        }
+        Ok(PageRef::NONE)
+    }
+
     /// Reserved bytes belong to features that this code doesn't know, where such are in use.
     fn check_reserved(&self) -> Result<(), Problem> {
         if unknown(self.compat.get(), self.ro_compat.get()) {
@@ -436,7 +466,7 @@ impl RawSuperblock {
         }
         self.devices.iter().enumerate().try_for_each(|(at, device)| device.check_reserved(at))?;
         check_reserved(&self.reserved_a, 92)?;
-        check_reserved(&self.reserved_b, 192)?;
+        check_reserved(&self.reserved_b, 208)?;
         check_reserved(&self.reserved_c, 1536)
     }
 }

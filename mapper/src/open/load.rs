@@ -1,6 +1,8 @@
 //! Reading the trees of the last checkpoint: catalogue, index pages, leaves. Load is the check:
 //! every page is compared with its parent's reference.
 
+mod labels;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::error::MapperError;
@@ -20,6 +22,7 @@ use crate::volume::{Identity, Volume};
 
 use crate::engine::catalogue::Catalogue;
 use crate::engine::info::fixed_extents;
+use crate::engine::labels::LabelPages;
 use crate::engine::pages::PageSpace;
 use crate::engine::tree::PageTree;
 use crate::engine::trees::{Trees, VolumeTree};
@@ -48,6 +51,21 @@ enum What {
         slot: SlotIndex,
         leaf: LeafId,
     },
+    LabelIndex {
+        level: u8,
+        index: u64,
+    },
+    /// The labels of the volume at this place of the catalogue.
+    Label {
+        place: u64,
+        volume: VolumeId,
+    },
+}
+
+impl What {
+    const fn is_of_labels(self) -> bool {
+        matches!(self, Self::LabelIndex { .. } | Self::Label { .. })
+    }
 }
 
 /// A page to be read.
@@ -65,6 +83,12 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// Whether only labels are in it: they are read apart from all other pages.
+    pub(super) fn is_labels(&self) -> bool {
+        let is_one = |one: &PageRead| one.what.is_of_labels();
+        self.pending.iter().all(is_one)
+    }
+
     pub(super) fn pages(&self) -> usize {
         self.pending.last().map_or(0, |last| {
             usize::try_from(last.reference.address.0 - self.first.0 + 1).unwrap_or(0)
@@ -89,6 +113,13 @@ pub(super) struct Loader {
     pub(super) catalogue: Catalogue,
     pub(super) trees: Trees,
     pub(super) pages: PageSpace,
+    /// Reading labels has begun.
+    has_labels_begun: bool,
+    pub(super) labels: LabelPages,
+    /// Pages of labels that cannot be used.
+    pub(super) lost_pages: Vec<PageAddress>,
+    /// How many pages of labels could not be read.
+    pub(super) labels_lost: u64,
 }
 
 impl Loader {
@@ -116,6 +147,10 @@ impl Loader {
             catalogue: Catalogue::new(count),
             trees: Trees::default(),
             pages,
+            has_labels_begun: false,
+            labels: LabelPages::new(count),
+            lost_pages: Vec::new(),
+            labels_lost: 0,
             superblock: superblock.clone(),
         };
         let levels = superblock.catalogue_levels;
@@ -195,6 +230,12 @@ impl Loader {
     }
 
     fn page(&mut self, pool: &Pool, page_read: PageRead, page: &Page) -> Result<(), MapperError> {
+        if page_read.what.is_of_labels() {
+            if self.label_page(pool, page_read, page).is_err() {
+                self.lose(page_read);
+            }
+            return Ok(());
+        }
         let place = Place::Page(page_read.reference.address);
         let (id, sum) = (self.superblock.pool_id, page_read.reference.sum);
         match page_read.what {
@@ -255,6 +296,7 @@ impl Loader {
                 self.fill_leaf(pool, under, decoded.iter().map(|base| (base, false)), place)?;
                 pool.arena.meta(leaf).under.store(under.0, Ordering::Release);
             }
+            What::LabelIndex { .. } | What::Label { .. } => {}
         }
         Ok(())
     }

@@ -152,6 +152,11 @@ impl Opening {
         let Some(at) = self.out.iter().position(|(id, _)| *id == command.id) else { return };
         let (_, batch) = self.out.swap_remove(at);
         if let Err(error) = result {
+            if let (Some(loader), Some(batch)) = (&mut self.loader, &batch)
+                && batch.is_labels()
+            {
+                return loader.unreadable(batch);
+            }
             let (operation, device) = (command.op.name(), command.device.0);
             if matches!(command.op, IoOp::Flush)
                 && let Some(memory) = &self.options.ring
@@ -361,6 +366,9 @@ impl Opening {
         {
             batches.push(batch);
         }
+        if batches.is_empty() && loader.begin_labels(&pool) {
+            return Ok(true);
+        }
         if batches.is_empty() {
             self.begin_log(&pool)?;
             return Ok(true);
@@ -378,6 +386,7 @@ impl Opening {
             return Err(MapperError::Internal("no trees to replay into"));
         };
         let superblock = found.superblock.clone();
+        self.report.labels_lost = loader.labels_lost;
         let engine = make_engine(pool, loader, &superblock)?;
         self.replay = Some(Replay::new(engine, &superblock)?);
         self.stage = Stage::Log;
@@ -412,7 +421,7 @@ fn make_engine(
     loader: Loader,
     superblock: &Superblock,
 ) -> Result<Engine, MapperError> {
-    let Loader { catalogue, trees, pages, .. } = loader;
+    let Loader { catalogue, trees, pages, labels, lost_pages, .. } = loader;
     note_fixed(pool, superblock, &pages)?;
     for volume in pool.volumes.read().values() {
         volume.set_totals(crate::change::totals_of(&pool.arena, &volume.directory.load()));
@@ -431,6 +440,8 @@ fn make_engine(
         pages,
         catalogue,
         trees,
+        labels,
+        lost_pages,
     };
     Engine::new(parts)
 }

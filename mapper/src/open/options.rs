@@ -60,6 +60,8 @@ pub struct OpenReport {
     pub log_changes: u64,
     /// Changes replayed from the delta ring: answered, and not yet durable.
     pub ring_changes: u64,
+    /// Pages of labels that could not be read: the volumes are there without these labels.
+    pub labels_lost: u64,
     /// Why the ring of a pool that was not closed was not used.
     pub ring_problem: Option<String>,
 }

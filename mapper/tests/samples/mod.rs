@@ -5,9 +5,11 @@ use blockd_mapper::entry::{Composite, Entry};
 use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord};
 use blockd_mapper::format::page::PageStamp;
 use blockd_mapper::format::record::{Change, GroupMember};
-use blockd_mapper::format::superblock::{DeviceRecord, DeviceState, DeviceTable, Superblock};
+use blockd_mapper::format::superblock::{
+    DeviceRecord, DeviceState, DeviceTable, LABELS, Superblock,
+};
 use blockd_mapper::format::wal::{WalBlockBuilder, WalExpect, WalStamp};
-use blockd_mapper::format::{Limits, PageRef, VolumeName};
+use blockd_mapper::format::{Labels, Limits, PageRef, VolumeName};
 use blockd_mapper::geometry::Geometry;
 use blockd_mapper::io::Page;
 use blockd_mapper::mapping::Mapping;
@@ -80,6 +82,7 @@ pub(crate) fn superblock() -> Superblock {
         checkpoint_lsn: Lsn(0x71),
         catalogue_root: PageRef { address: PageAddress(0x123), sum: 0x8182_8384_8586_8788 },
         catalogue_levels: 1,
+        labels_root: PageRef::NONE,
         catalogue_records: 0x20,
         next_volume_id: 0x91,
         reserve_start: PhysicalExtent(0x2001),
@@ -117,6 +120,16 @@ pub(crate) fn overlay(index: usize) -> Option<PhysicalExtent> {
         Entry::Composite(composite) => Some(composite.overlay),
         Entry::Mapped { .. } | Entry::Unmapped => None,
     }
+}
+
+/// A superblock of a pool that has labels.
+pub(crate) fn labelled() -> Superblock {
+    let labels_root = PageRef { address: PageAddress(0x124), sum: 0x9182_9384_9586_9788 };
+    Superblock { compat: LABELS, labels_root, ..superblock() }
+}
+
+pub(crate) fn labels() -> Labels {
+    Labels::new([("example.org/role", "db \u{fc}=1"), ("app", "")]).unwrap()
 }
 
 /// The under page of that leaf.

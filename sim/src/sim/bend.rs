@@ -103,7 +103,7 @@ impl Profile {
     /// Several volumes, written and snapshot together.
     fn bend_to_groups(&mut self) {
         self.control = 0.1;
-        self.controls = [30, 10, 0, 0, 0, 0, 5, 5, 0, 60, 0, 0, 0];
+        self.controls = [30, 10, 0, 0, 0, 0, 5, 5, 0, 60, 0, 0, 0, 0];
         self.max_volumes = 4;
         self.volume_extents = 2;
         self.depth = 16;
@@ -116,7 +116,7 @@ impl Profile {
         self.composite = true;
         self.fold_rate = 1 << 40;
         self.control = 0.1;
-        self.controls = [2, 40, 1, 40, 5, 5, 10, 5, 0, 0, 2, 0, 0];
+        self.controls = [2, 40, 1, 40, 5, 5, 10, 5, 0, 0, 2, 0, 0, 0];
         self.max_volumes = 4;
         self.volume_extents = 2;
         self.devices = vec![96];
@@ -135,7 +135,7 @@ impl Profile {
         self.fold_rate = [1 << 27, 1 << 40][random.usize(..2)];
         self.rhythm = Some(Rhythm { every: 50, delete_after: 20 });
         self.control = 0.002;
-        self.controls = [5, 1, 1, 0, 1, 1, 10, 10, 0, 0, 0, 0, 0];
+        self.controls = [5, 1, 1, 0, 1, 1, 10, 10, 0, 0, 0, 0, 0, 0];
         self.max_volumes = random.usize(1..=2);
         self.volume_extents = [2, 4, 8][random.usize(..3)];
         self.devices = vec![96];
@@ -191,7 +191,7 @@ impl Profile {
         self.bend_to_reuse(random);
         self.power = 0.8;
         self.control = 0.1;
-        self.controls = [30, 30, 0, 20, 5, 20, 1, 1, 0, 0, 0, 0, 0];
+        self.controls = [30, 30, 0, 20, 5, 20, 1, 1, 0, 0, 0, 0, 0, 0];
     }
 
     /// Several devices that are nearly full.

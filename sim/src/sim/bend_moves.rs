@@ -10,10 +10,10 @@ impl Profile {
         self.bend_to_evacuation(random);
         match mutation {
             Mutation::MoveUndrained => {
-                self.bend_to_moves_under_writes([8, 1, 0, 0, 0, 0, 5, 5, 0, 0, 0, 40, 0]);
+                self.bend_to_moves_under_writes([8, 1, 0, 0, 0, 0, 5, 5, 0, 0, 0, 40, 0, 0]);
             }
             Mutation::TargetNotHeld => {
-                self.bend_to_moves_under_writes([5, 8, 0, 40, 20, 0, 5, 5, 0, 0, 0, 30, 0]);
+                self.bend_to_moves_under_writes([5, 8, 0, 40, 20, 0, 5, 5, 0, 0, 0, 30, 0, 0]);
                 // Clients come between two steps of the engine.
                 self.pace = [60, 30, 2, 10, 10];
                 self.composite = false;
@@ -24,7 +24,7 @@ impl Profile {
                 self.controls[11] = 30;
             }
             Mutation::MovesForgotten => {
-                self.bend_to_moves_under_writes([10, 8, 0, 0, 0, 0, 5, 5, 0, 0, 0, 60, 0]);
+                self.bend_to_moves_under_writes([10, 8, 0, 0, 0, 0, 5, 5, 0, 0, 0, 60, 0, 0]);
                 self.rebalances = 0.9;
             }
             _ => {}
@@ -48,7 +48,7 @@ impl Profile {
         }
         self.evacuation_rate = [1 << 26, 1 << 30, 1 << 40][random.usize(..3)];
         self.control = 0.1;
-        self.controls = [5, 5, 1, 15, 8, 3, 10, 10, 0, 3, 1, 12, 0];
+        self.controls = [5, 5, 1, 15, 8, 3, 10, 10, 0, 3, 1, 12, 0, 0];
         self.max_volumes = random.usize(2..=4);
         self.volume_extents = [2, 4, 8, 8, 600][random.usize(..5)];
         self.operations = 900;
@@ -62,7 +62,7 @@ impl Profile {
     }
 
     /// A few extents that are written all the time, with IO that is answered late.
-    fn bend_to_moves_under_writes(&mut self, controls: [u32; 13]) {
+    fn bend_to_moves_under_writes(&mut self, controls: [u32; 14]) {
         self.controls = controls;
         self.volume_extents = 2;
         self.max_volumes = 3;

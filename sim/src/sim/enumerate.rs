@@ -98,7 +98,7 @@ fn share(profile: &mut Profile, random: &mut fastrand::Rng) {
     profile.depth = 2;
     profile.size_bits = 4;
     profile.control = 0.2;
-    profile.controls = [2, 15, 0, 30, 3, 3, 5, 5, 0, 0, 0, 0, 0];
+    profile.controls = [2, 15, 0, 30, 3, 3, 5, 5, 0, 0, 0, 0, 0, 0];
     profile.mix = [2, 40, 5, 1, 3];
     profile.crash = 0.0;
     profile.commit_interval_ns = 100_000;

@@ -41,6 +41,8 @@ marks! {
     Rollback "rollbacks";
     Rename "volumes and snapshots renamed";
     Placed "volumes spread over devices or pinned to one";
+    Label "volumes and snapshots given other labels";
+    LabelsLost "openings that could not read some labels";
     RepeatedControl "control commands repeated that had been carried out";
     CommitAsked "commits asked for";
     CheckpointAsked "checkpoints asked for";

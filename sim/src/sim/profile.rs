@@ -63,8 +63,9 @@ pub struct Profile {
     /// Structure changes per client request.
     pub control: f64,
     /// Relative weight of create, delete, resize, snapshot, clone, rollback, commit, checkpoint,
-    /// close, a group of snapshots, composite entries on or off, a change of the devices, rename.
-    pub controls: [u32; 13],
+    /// close, a group of snapshots, composite entries on or off, a change of the devices, rename,
+    /// labels.
+    pub controls: [u32; 14],
     /// Process deaths and losses of power per client request.
     pub crash: f64,
     /// Share of crashes that are losses of power.
@@ -134,7 +135,7 @@ impl Profile {
         let mut mix: [u32; 5] = std::array::from_fn(|_| weight(random));
         mix[1] = mix[1].max(5);
         mix[0] = mix[0].max(1);
-        let mut controls = [0; 13];
+        let mut controls = [0; 14];
         controls[..12].fill_with(|| weight(random));
         (controls[0], controls[8]) = (controls[0].max(2), controls[8].min(1));
         let silent = if random.u8(..16) == 0 { 0.3 } else { 0.0 };
@@ -193,7 +194,7 @@ impl Profile {
             _ => {}
         }
         // After everything else, for the same reason.
-        profile.controls[12] = if random.u8(..3) == 0 { 10 } else { 0 };
+        profile.controls[12..].fill_with(|| if random.u8(..3) == 0 { 10 } else { 0 });
         profile
     }
 
@@ -223,7 +224,7 @@ impl Profile {
             mix: [1; 5],
             fua: 0.0,
             control: 0.0,
-            controls: [0; 13],
+            controls: [0; 14],
             crash: 0.0,
             power: 0.5,
             recovery_crash: 0.0,

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use blockd_mapper::engine::Control;
+use blockd_mapper::format::Labels;
 use blockd_sim::rig::Media;
 
 use world::{Expected, KIB, MIB, PAGE, World};
@@ -290,6 +291,29 @@ fn a_device_that_shrinks() {
 }
 
 #[test]
+fn labels_and_what_damage_costs() {
+    let place = Place::new("labels", 2);
+    let mut world = small_world();
+    for (name, value) in [("a", "1"), ("s", "2")] {
+        let (volume, labels) = (world.volumes[name].id, Labels::new([("k", value)]).unwrap());
+        world.rig.control(Control::Label { volume, labels }).unwrap();
+    }
+    world.compare(&place);
+    let sound = "a\tk=1\ns\tk=2\n0 pages of labels are damaged\n";
+    assert_eq!(place.run(&["labels"]), Ok(sound.to_owned()));
+    let mut outcomes = Vec::new();
+    for (device, at) in pages_with(&world.rig.media.clone(), b"BDpg\x05") {
+        place.flip(device, at + 66);
+        outcomes.push(place.run(&["labels"]).unwrap().lines().count());
+        place.compare(&world.volumes).unwrap();
+        place.flip(device, at + 66);
+    }
+    // A former page of the first may be there as well.
+    let lost = outcomes.iter().filter(|lines| **lines == 2).count();
+    assert!(lost == 2 && outcomes.iter().all(|lines| (2..=3).contains(lines)), "{outcomes:?}");
+}
+
+#[test]
 fn damaged_pages_and_log() {
     let place = Place::new("pages", 2);
     let mut world = small_world();
@@ -350,7 +374,8 @@ fn golden(text: &str) -> Media {
 fn golden_images() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mapper/tests/golden");
     let (mut volumes, mut snapshots) = (0, 0);
-    for name in ["new", "clean", "dirty", "devices", "devices-dirty", "full", "composite"] {
+    for name in ["new", "clean", "dirty", "devices", "devices-dirty", "full", "composite", "labels"]
+    {
         let read = |kind: &str| fs::read_to_string(folder.join(format!("{name}.{kind}"))).unwrap();
         let (media, answers) = (golden(&read("image")), read("answers"));
         let place = Place::new(&format!("golden-{name}"), media.devices.len());
@@ -381,6 +406,18 @@ fn golden_images() {
             }
         }
         assert_eq!(printed, list.lines().count(), "{name}: {list}");
+        let mut labels = String::new();
+        let mut volume = "";
+        for line in answers.lines() {
+            if let Some((_, named)) = line.split_once(" name ") {
+                volume = named;
+            } else if let Some(label) = line.strip_prefix("label ") {
+                labels.push_str(&format!("{volume}\t{label}\n"));
+            }
+        }
+        assert_eq!(labels.is_empty(), name != "labels");
+        labels.push_str("0 pages of labels are damaged\n");
+        assert_eq!(place.run(&["labels"]), Ok(labels), "{name}");
         volumes += printed;
     }
     assert!(volumes >= 29 && snapshots >= 14, "{volumes} volumes, {snapshots} snapshots");

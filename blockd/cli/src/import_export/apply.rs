@@ -340,7 +340,9 @@ impl Apply<'_> {
         };
         self.client.delete_volume(request).await?;
         let members = vec![SnapshotMember { volume: volume.name.clone(), name: marker.clone() }];
-        self.client.create_snapshots(CreateSnapshotsRequest { pool, members }).await?;
+        self.client
+            .create_snapshots(CreateSnapshotsRequest { pool, members, ..Default::default() })
+            .await?;
         Ok(marker)
     }
 

@@ -1,23 +1,24 @@
 //! A volume that is created, set and attached by one call: all of it, or nothing.
 
 use blockd_api::v1;
-use blockd_engine::pool::{Placement, PoolHandle, VolumeSettings};
+use blockd_engine::pool::{Placement, PoolHandle};
 use blockd_mapper::engine::VolumeSummary;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::from_wire;
 
 use super::Control;
 use super::devices::AttachWish;
+use super::labels;
 use super::messages::{size_of_request, wish};
-use super::settings::{Wanted, merged, placement_of};
+use super::settings::{Replaced, Wanted, merged, placement_of};
 use super::volumes::{checked_new_name, existing, find, rounded};
 
 /// The parts of a call that are done.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Done {
     created: bool,
-    /// The settings that were replaced.
-    replaced: Option<VolumeSettings>,
+    /// The settings and labels that were replaced.
+    replaced: Replaced,
     attached: bool,
 }
 
@@ -77,8 +78,7 @@ impl Control {
         if let Err(error) = self.finish(&handle, &volume, wanted, wish, &mut done).await {
             return Err(self.undo(&handle, &volume, done, &error).await);
         }
-        let (created, configured, attached) =
-            (done.created, done.replaced.is_some(), done.attached);
+        let (created, configured, attached) = (done.created, done.replaced.is_any(), done.attached);
         Ok(v1::AddVolumeResponse {
             changed: created || configured || attached,
             created,
@@ -100,6 +100,9 @@ impl Control {
         if let Some((wanted, placement)) = wanted {
             let settings = present.as_ref().map(|volume| volume.settings);
             merged(settings.unwrap_or_default(), wanted, placement).map_err(unchanged)?;
+            let own = present.as_ref().map(|volume| volume.labels.clone()).unwrap_or_default();
+            let labels = labels::changed(&own, &wanted.set_labels, &wanted.remove_labels);
+            labels.map_err(unchanged)?;
         }
         let Some(wish) = wish else { return Ok(()) };
         let is_so = match &present {
@@ -122,9 +125,8 @@ impl Control {
         done: &mut Done,
     ) -> Result<(), Error> {
         if let Some((wanted, placement)) = wanted {
-            let settings = merged(volume.settings, wanted, placement)?;
-            let changed = self.configure_locked(pool, volume, settings).await?;
-            done.replaced = changed.then_some(volume.settings);
+            let replaced = &mut done.replaced;
+            self.set_locked(pool, volume, (wanted, placement), replaced).await?;
         }
         if let Some(wish) = wish {
             done.attached = self.attach_locked(pool, volume, wish).await?;
@@ -140,6 +142,7 @@ impl Control {
         done: Done,
         error: &Error,
     ) -> Error {
+        let is_created = done.created;
         let undone = match done {
             // Without its volume, a device would serve errors.
             Done { created: true, .. } if self.is_attached(pool.name(), &volume.name) => {
@@ -148,14 +151,11 @@ impl Control {
             Done { created: true, .. } => {
                 self.delete_locked(pool, volume, &v1::Volume::default()).await
             }
-            Done { replaced: Some(before), .. } => {
-                self.configure_locked(pool, volume, before).await.map(drop)
-            }
-            Done { .. } => Ok(()),
+            Done { replaced, .. } => self.set_back(pool, volume, replaced).await,
         };
         let Err(problem) = undone else { return error.with_note(UNCHANGED) };
         let name = shown(&volume.name);
-        let left = match done.created {
+        let left = match is_created {
             true => format!("volume {name} was created and is left, as deleting it failed"),
             false => format!("volume {name} keeps its new settings, as setting them back failed"),
         };

@@ -16,7 +16,7 @@ use super::devices::{AttachWish, FrontEnd};
 use super::evacuation::evacuation;
 use super::folds::folds;
 use super::rebalancing::rebalance;
-use super::{Control, Known, pool_error, settings, volumes};
+use super::{Control, Known, labels, pool_error, settings, volumes};
 use crate::direct::{PoolView, State, Usage, VolumeView};
 use crate::pool;
 
@@ -223,6 +223,7 @@ impl Control {
             pinned_to: pool
                 .pinned_to(volume.settings.placement)
                 .map_or_else(String::new, |path| path.display().to_string()),
+            labels: labels::to_message(&volume.labels),
             out_of_space: volume.out_of_space,
             origin_id: volume.origin.0,
             family_id: volume.lineage.0,

@@ -24,6 +24,7 @@ mod health;
 mod joining;
 mod keeper;
 mod kinds;
+mod labels;
 mod making;
 mod membership;
 mod messages;

@@ -248,6 +248,14 @@ impl Control {
         if let Some(problem) = &report.ring_problem {
             tracing::warn!(pool = name, problem, "the delta ring was not used");
         }
+        if report.labels_lost > 0 {
+            let pages = report.labels_lost;
+            tracing::warn!(
+                pool = name,
+                pages,
+                "labels of volumes can't be read: `blockd pool check`"
+            );
+        }
         let only = match opened.handle.is_read_only() {
             true => ", read-only: nothing is written to the media",
             false => "",

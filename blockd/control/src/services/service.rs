@@ -297,7 +297,7 @@ impl Calls for Control {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
             let (changed, snapshots) =
-                control.create_snapshots(&asked.pool, &asked.members).await?;
+                control.create_snapshots(&asked.pool, &asked.members, &asked.labels).await?;
             Ok(v1::CreateSnapshotsResponse { changed, snapshots })
         })
         .await
@@ -312,8 +312,9 @@ impl Calls for Control {
         whole(async move {
             let size = from_wire(asked.size_bytes, asked.size_gb)?;
             let size = (size != 0).then_some(size);
+            let v1::CloneVolumeRequest { pool, snapshot, name, labels, .. } = &asked;
             let (changed, volume) =
-                control.clone_volume(&asked.pool, &asked.snapshot, &asked.name, size).await?;
+                control.clone_volume(pool, snapshot, name, size, labels).await?;
             Ok(v1::CloneVolumeResponse { changed, volume: Some(volume) })
         })
         .await

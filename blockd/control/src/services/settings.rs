@@ -6,15 +6,37 @@ use blockd_engine::pool::{
     Control as Command, Membership, OnFull, Outcome, Placement, PoolHandle, VolumeSettings,
 };
 use blockd_mapper::engine::VolumeSummary;
+use blockd_mapper::format::Labels;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, human, to_wire};
 
 use super::evacuation::{member, not_of};
 use super::volumes::{existing, of};
-use super::{Control, EventKind};
+use super::{Control, EventKind, labels};
 
 /// The requested changes; settings that are not named stay.
 pub(super) type Wanted = v1::ConfigureVolumeRequest;
+
+/// The former values of what a call has set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Replaced {
+    settings: Option<VolumeSettings>,
+    labels: Option<Labels>,
+}
+
+impl Replaced {
+    /// Whether anything is different now.
+    pub(super) const fn is_any(&self) -> bool {
+        self.settings.is_some() || self.labels.is_some()
+    }
+}
+
+/// Whether a request sets labels and nothing else.
+fn names_labels_only(wanted: &Wanted) -> bool {
+    let Wanted { name, pool, set_labels, remove_labels, .. } = wanted.clone();
+    let is_any = !set_labels.is_empty() || !remove_labels.is_empty();
+    is_any && *wanted == Wanted { name, pool, set_labels, remove_labels, ..Wanted::default() }
+}
 
 impl Control {
     /// Sets what is named. True if anything is different now.
@@ -27,9 +49,55 @@ impl Control {
         let _guard = self.lock(&handle, name).await;
         let volume = existing(&handle, name)?;
         let placement = placement_of(&handle, wanted).await?;
+        let mut replaced = Replaced::default();
+        let asked = (wanted, placement);
+        if let Err(error) = self.set_locked(&handle, &volume, asked, &mut replaced).await {
+            return Err(match self.set_back(&handle, &volume, replaced).await {
+                Ok(()) => error,
+                Err(problem) => {
+                    let name = shown(name);
+                    let left = format!("volume {name} keeps a part of it: {problem}");
+                    error.with_note(&left)
+                }
+            });
+        }
+        Ok((replaced.is_any(), self.describe(&handle, name).await?))
+    }
+
+    /// Sets what is named, settings and labels, of a volume that the caller has locked.
+    pub(super) async fn set_locked(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+        (wanted, placement): (&Wanted, Option<Placement>),
+        replaced: &mut Replaced,
+    ) -> Result<(), Error> {
         let settings = merged(volume.settings, wanted, placement)?;
-        let changed = self.configure_locked(&handle, &volume, settings).await?;
-        Ok((changed, self.describe(&handle, name).await?))
+        let labels = labels::changed(&volume.labels, &wanted.set_labels, &wanted.remove_labels)?;
+        // A snapshot has labels, and no settings to be set.
+        if !names_labels_only(wanted) && self.configure_locked(pool, volume, settings).await? {
+            replaced.settings = Some(volume.settings);
+        }
+        if labels != volume.labels && self.label_locked(pool, volume, labels).await? {
+            replaced.labels = Some(volume.labels.clone());
+        }
+        Ok(())
+    }
+
+    /// Sets what was replaced back.
+    pub(super) async fn set_back(
+        &self,
+        pool: &PoolHandle,
+        volume: &VolumeSummary,
+        replaced: Replaced,
+    ) -> Result<(), Error> {
+        if let Some(before) = replaced.settings {
+            self.configure_locked(pool, volume, before).await?;
+        }
+        if let Some(before) = replaced.labels {
+            self.label_locked(pool, volume, before).await?;
+        }
+        Ok(())
     }
 
     /// Sets all settings of a volume that the caller has locked. True if anything is different.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use blockd_api::v1::{self, SnapshotMember};
 use blockd_engine::pool::{Control as Command, Outcome, PoolHandle};
 use blockd_mapper::engine::VolumeSummary;
+use blockd_mapper::format::Labels;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::MAX_GROUP;
 use blockd_mapper::units::VolumeId;
@@ -12,7 +13,7 @@ use blockd_media::error::{Error, shown};
 use blockd_media::units::{human, to_wire};
 
 use super::volumes::{checked_name, checked_new_name, checked_size, existing, find, of};
-use super::{Control, EventKind};
+use super::{Control, EventKind, labels};
 
 impl Control {
     /// Takes snapshots at one moment. True if they are new.
@@ -20,8 +21,10 @@ impl Control {
         &self,
         pool: &str,
         members: &[SnapshotMember],
+        set: &labels::Pairs,
     ) -> Result<(bool, Vec<v1::Volume>), Error> {
         checked_members(members)?;
+        labels::changed(&Labels::default(), set, &[])?;
         let handle = self.pool(pool)?;
         let names = members.iter().flat_map(|member| [&member.volume, &member.name]);
         let _guards = self.lock_all(&handle, names).await;
@@ -43,11 +46,13 @@ impl Control {
                 self.events().publish(EventKind::SnapshotCreated, handle.name(), name, text);
             }
         }
+        let names: Vec<_> = members.iter().map(|member| member.name.as_str()).collect();
+        let is_labelled = self.label_new(&handle, &names, set, changed).await?;
         let mut made = Vec::new();
         for member in members {
             made.push(self.describe(&handle, &member.name).await?);
         }
-        Ok((changed, made))
+        Ok((changed || is_labelled, made))
     }
 
     /// Makes a volume that begins as a snapshot's content. True if it is new.
@@ -57,8 +62,10 @@ impl Control {
         snapshot: &str,
         name: &str,
         size: Option<u64>,
+        set: &labels::Pairs,
     ) -> Result<(bool, v1::Volume), Error> {
         checked_new_name(name)?;
+        labels::changed(&Labels::default(), set, &[])?;
         let handle = self.pool(pool)?;
         let _guards = self.lock_all(&handle, [snapshot, name]).await;
         let source = existing_snapshot(&handle, snapshot)?;
@@ -72,7 +79,8 @@ impl Control {
             let text = format!("volume {} was cloned from {}", shown(name), shown(snapshot));
             self.events().publish(EventKind::VolumeCloned, handle.name(), name, text);
         }
-        Ok((changed, self.describe(&handle, name).await?))
+        let is_labelled = self.label_new(&handle, &[name], set, changed).await?;
+        Ok((changed || is_labelled, self.describe(&handle, name).await?))
     }
 
     /// Makes a volume what a snapshot of its family holds.

@@ -39,6 +39,94 @@ async fn a_volume_is_added_once_with_all_its_parts() {
     assert!(alone.created && !alone.volume.unwrap().attached);
 }
 
+fn labels(pairs: &[(&str, &str)]) -> std::collections::BTreeMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+fn labelled(name: &str, pairs: &[(&str, &str)], remove: &[&str]) -> v1::ConfigureVolumeRequest {
+    v1::ConfigureVolumeRequest {
+        name: name.to_owned(),
+        set_labels: labels(pairs),
+        remove_labels: remove.iter().map(|key| (*key).to_owned()).collect(),
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn labels_are_set_with_a_volume_changed_one_by_one_and_removed() {
+    let mut rig = Rig::new().await;
+    let first = labelled("", &[("team", "db"), ("x", "1")], &[]);
+    let made = rig.client.add_volume(add("a", first.clone())).await.unwrap().into_inner();
+    assert!(made.created && made.configured);
+    assert_eq!(made.volume.unwrap().labels, labels(&[("team", "db"), ("x", "1")]));
+    let again = rig.client.add_volume(add("a", first)).await.unwrap().into_inner();
+    assert!(!again.changed);
+    let other = add("a", labelled("", &[("x", "2")], &[]));
+    let other = rig.client.add_volume(other).await.unwrap().into_inner();
+    assert!(other.configured && !other.created);
+    let changes = labelled("a", &[("y", "")], &["team", "none"]);
+    let set = rig.client.configure_volume(changes.clone()).await.unwrap().into_inner();
+    assert!(set.changed);
+    assert_eq!(set.volume.unwrap().labels, labels(&[("x", "2"), ("y", "")]));
+    let same = rig.client.configure_volume(changes).await.unwrap().into_inner();
+    assert!(!same.changed);
+    // A snapshot and a clone have their own, and a snapshot no settings.
+    let member = v1::SnapshotMember { volume: "a".into(), name: "s".into() };
+    let (members, of_s) = (vec![member], labels(&[("kind", "nightly")]));
+    let taken = v1::CreateSnapshotsRequest { members, labels: of_s, ..Default::default() };
+    let taken = rig.client.create_snapshots(taken).await.unwrap().into_inner().snapshots;
+    assert_eq!(taken[0].labels, labels(&[("kind", "nightly")]));
+    let clone = v1::CloneVolumeRequest {
+        name: "c".into(),
+        snapshot: "s".into(),
+        labels: labels(&[("of", "s")]),
+        ..Default::default()
+    };
+    let cloned = rig.client.clone_volume(clone).await.unwrap().into_inner().volume.unwrap();
+    assert_eq!(cloned.labels, labels(&[("of", "s")]));
+    rig.client.configure_volume(labelled("s", &[], &["kind"])).await.unwrap();
+    let both = v1::ConfigureVolumeRequest { iops: Some(5), ..labelled("s", &[("k", "v")], &[]) };
+    rig.client.configure_volume(both).await.unwrap_err();
+    assert!(rig.volumes().await.into_iter().all(|one| one.name != "s" || one.labels.is_empty()));
+}
+
+#[tokio::test]
+async fn a_bad_label_leaves_nothing_behind_and_is_named_with_its_limit() {
+    let mut rig = Rig::new().await;
+    rig.client.add_volume(add("old", labelled("", &[("k", "v")], &[]))).await.unwrap();
+    let before = rig.volumes().await;
+    let long = "v".repeat(257);
+    for (pairs, words) in [
+        (&[("-bad", "")][..], ["key of a label", "-bad", "letter or digit"]),
+        (&[("key", long.as_str())], ["label key", "vvv", "at most 256 bytes"]),
+        (&[("key", "a\u{202e}b")], ["label key", "a", "marks of writing direction"]),
+    ] {
+        let text = |status: tonic::Status| status.message().to_owned();
+        let add_new = add("new", labelled("", pairs, &[]));
+        let add_old = add("old", labelled("", pairs, &[]));
+        let errors = [
+            text(rig.client.add_volume(add_new).await.unwrap_err()),
+            text(rig.client.add_volume(add_old).await.unwrap_err()),
+            text(rig.client.configure_volume(labelled("old", pairs, &[])).await.unwrap_err()),
+        ];
+        for error in errors {
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+        let member = v1::SnapshotMember { volume: "old".into(), name: "s".into() };
+        let taken = v1::CreateSnapshotsRequest {
+            members: vec![member],
+            labels: labels(pairs),
+            ..Default::default()
+        };
+        rig.client.create_snapshots(taken).await.unwrap_err();
+    }
+    let many: Vec<_> = (0..33).map(|at| (format!("k{at:02}"), String::new())).collect();
+    let many: Vec<_> = many.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let error = rig.client.add_volume(add("new", labelled("", &many, &[]))).await.unwrap_err();
+    assert!(error.message().contains("k32 is 33: must be at most 32"), "{error:?}");
+    assert_eq!(rig.volumes().await, before);
+}
+
 #[tokio::test]
 async fn after_a_part_that_fails_nothing_is_changed() {
     let mut rig = Rig::new().await;

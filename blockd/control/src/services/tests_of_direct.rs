@@ -109,7 +109,11 @@ async fn a_call_that_needs_a_map_is_refused_and_names_the_device() {
         assert!(refused.message().ends_with("use /dev/pmem0"), "{refused}");
     }
     let member = v1::SnapshotMember { volume: name.clone(), name: "s".to_owned() };
-    let asked = v1::CreateSnapshotsRequest { pool: pool.clone(), members: vec![member] };
+    let asked = v1::CreateSnapshotsRequest {
+        pool: pool.clone(),
+        members: vec![member],
+        ..Default::default()
+    };
     let refused = client.create_snapshots(asked).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("is of kind pmem-direct"), "{refused}");

@@ -14,6 +14,7 @@ fn snapshot(members: &[(&str, &str)]) -> v1::CreateSnapshotsRequest {
     v1::CreateSnapshotsRequest {
         pool: String::new(),
         members: members.iter().map(member).collect(),
+        ..Default::default()
     }
 }
 

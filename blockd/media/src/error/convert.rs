@@ -3,11 +3,34 @@
 use std::io;
 
 use blockd_mapper::error::MapperError;
-use blockd_mapper::format::InvalidName;
+use blockd_mapper::format::labels::{MAX_LABELS, MAX_TEXT};
+use blockd_mapper::format::{InvalidLabel, InvalidName};
 use blockd_pmem::platform::PlatformError;
 use blockd_pmem::platform::choose::{NoRoom, Reason, Refusal};
 
 use super::{Error, shown};
+
+impl From<InvalidLabel> for Error {
+    /// Names the label and its limit.
+    fn from(error: InvalidLabel) -> Self {
+        let of = |part: &str, key: &str| format!("{part} {}", shown(key));
+        match error {
+            InvalidLabel::Key { key, problem } => Self::invalid("key of a label", key, problem),
+            InvalidLabel::Value { key, value, problem } => {
+                Self::invalid(of("label", &key), value, problem)
+            }
+            InvalidLabel::Twice { key } => Self::invalid("label", key, "there once"),
+            InvalidLabel::TooMany { key, count } => {
+                let allowed = format!("at most {MAX_LABELS}");
+                Self::invalid(of("number of labels with", &key), count, allowed)
+            }
+            InvalidLabel::TooLong { key, bytes } => {
+                let allowed = format!("at most {MAX_TEXT} bytes together");
+                Self::invalid(of("size of all labels with", &key), bytes, allowed)
+            }
+        }
+    }
+}
 
 impl From<MapperError> for Error {
     fn from(error: MapperError) -> Self {
@@ -17,6 +40,7 @@ impl From<MapperError> for Error {
             MapperError::Name(InvalidName { name, problem }) => {
                 Self::invalid("name", name, problem.trim_start_matches("must "))
             }
+            MapperError::Label(label) => Self::from(label),
             MapperError::DeviceSize { name, size, allowed } => {
                 Self::invalid(format!("size of {name}"), size, allowed)
             }

@@ -4,6 +4,7 @@ mod classes;
 mod cuts;
 mod health;
 mod input;
+mod labels;
 mod lists;
 mod pmem;
 mod volumes;

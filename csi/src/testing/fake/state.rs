@@ -221,8 +221,11 @@ impl State {
             found.pinned_to = asked.pin_to;
         }
         found.settings = Some(settings);
-        let volume = Some(found.clone());
-        Ok(v1::ConfigureVolumeResponse { changed: before != settings, volume })
+        let labels = found.labels.clone();
+        found.labels.retain(|key, _| !asked.remove_labels.contains(key));
+        found.labels.extend(asked.set_labels);
+        let changed = before != settings || labels != found.labels;
+        Ok(v1::ConfigureVolumeResponse { changed, volume: Some(found.clone()) })
     }
 
     pub(super) fn snapshot(

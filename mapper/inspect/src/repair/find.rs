@@ -11,7 +11,7 @@ use blockd_mapper::units::{Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId
 use super::super::check::Progress;
 use super::super::dump::Lost;
 use super::super::owners::Owner;
-use super::super::rebuild::leaf_pages;
+use super::super::rebuild::{label_pages, leaf_pages};
 use super::super::walk::{PageUse, Stopped, Visitor, decode_whole_leaf};
 use super::super::{Entries, Reader, State};
 use super::{Orphan, Plan};
@@ -216,6 +216,10 @@ impl Plan {
             above = above.div_ceil(blockd_mapper::format::INDEX_FANOUT);
             pages += above;
         }
+        let views = (0..).zip(self.state.volumes.values());
+        let labelled: Vec<_> =
+            views.filter(|(_, view)| !view.labels.is_empty()).map(|(place, _)| place).collect();
+        pages += label_pages(&labelled, self.state.volumes.len() as u64);
         for (id, count) in &self.slots {
             let Some(view) = self.state.volumes.get(id) else { continue };
             let mut all = u64::from(self.geometry.slots_for(view.record.size));

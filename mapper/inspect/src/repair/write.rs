@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use blockd_mapper::error::MapperError;
-use blockd_mapper::format::PageRef;
 use blockd_mapper::format::catalogue::VolumeRecord;
 use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::format::{Labels, PageRef};
 use blockd_mapper::io::IoError;
 use blockd_mapper::units::{DeviceIndex, SlotIndex, VolumeId};
 
@@ -41,7 +41,7 @@ struct Writer<'p, 'm> {
     plan: &'p mut Plan,
     builder: Builder<'m>,
     orphans: Reader<'m>,
-    current: Option<VolumeRecord>,
+    current: Option<(VolumeRecord, Labels)>,
     /// Leaves of the volume that are written.
     slots: BTreeMap<u32, PageRef>,
     /// Leaves of the volume that were found; the log may know more of them.
@@ -60,7 +60,7 @@ impl Writer<'_, '_> {
     }
 
     fn end_volume(&mut self) -> Result<(), Stopped> {
-        let Some(record) = self.current.take() else { return Ok(()) };
+        let Some((record, labels)) = self.current.take() else { return Ok(()) };
         for (slot, entries) in std::mem::take(&mut self.salvaged) {
             let written = self.builder.write_leaf(record.id.0, slot, &entries);
             let reference = self.kept(written)?;
@@ -68,6 +68,7 @@ impl Writer<'_, '_> {
         }
         let begun = self.builder.volume(record);
         self.kept(begun)?;
+        self.builder.labels(labels);
         for (slot, reference) in std::mem::take(&mut self.slots) {
             let put = self.builder.put(slot, reference);
             self.kept(put)?;
@@ -83,7 +84,7 @@ impl Visitor for Writer<'_, '_> {
 
     fn volume(&mut self, volume: &VolumeView) -> Result<(), Stopped> {
         self.end_volume()?;
-        self.current = Some(volume.record);
+        self.current = Some((volume.record, volume.labels.clone()));
         Ok(())
     }
 

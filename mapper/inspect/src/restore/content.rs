@@ -5,15 +5,16 @@ use std::collections::{HashMap, HashSet};
 use blockd_mapper::entry::Composite;
 use blockd_mapper::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord};
 use blockd_mapper::format::settings::VolumeSettings;
-use blockd_mapper::format::superblock::{COMPOSITE, DeviceRecord, DeviceTable, Superblock};
+use blockd_mapper::format::superblock::{COMPOSITE, DeviceRecord, DeviceTable, LABELS, Superblock};
 use blockd_mapper::format::{
-    FORMAT_MAJOR, FORMAT_MINOR, INDEX_FANOUT, Limits, PageRef, VolumeName, levels_for,
+    FORMAT_MAJOR, FORMAT_MINOR, INDEX_FANOUT, Labels, Limits, PageRef, VolumeName, levels_for,
 };
 use blockd_mapper::geometry::{Geometry, LEAF_ENTRIES, MAX_PHYSICAL_EXTENTS};
 use blockd_mapper::units::{DeviceIndex, PhysicalExtent};
 
 use super::super::dump_line::{Line, PoolLine};
 use super::super::owners::{Owner, Owners};
+use super::super::rebuild::label_pages;
 
 /// The state of the lines so far, as far as it is needed to check the following ones.
 #[derive(Debug, Default)]
@@ -27,6 +28,10 @@ pub(super) struct Content {
     names: HashSet<VolumeName>,
     ids: HashSet<u32>,
     volume: Option<VolumeRecord>,
+    /// Its labels.
+    labels: Vec<(String, String)>,
+    /// Places of volumes with labels.
+    labelled: Vec<u64>,
     /// Slots of the volume are used up to here.
     slots: u64,
     /// Leaves by number: slot, lineage, end in bytes.
@@ -75,6 +80,7 @@ impl Content {
             Line::Device(device) => self.devices.push(device),
             Line::Volume(record) => self.volume(&record)?,
             Line::Settings(settings) => self.settings(settings)?,
+            Line::Label { key, value } => self.label(key, value)?,
             Line::Leaf { slot, number } => self.leaf(slot, number)?,
             Line::Share { slot, number } => self.share(slot, number)?,
             Line::Map { at, count, first, valid } => self.map(at, count, first, valid)?,
@@ -94,7 +100,7 @@ impl Content {
         let pages = self.volumes.div_ceil(RECORDS_PER_PAGE);
         let levels = if pages == 0 { 0 } else { levels_for(pages) };
         let mut above = pages;
-        self.pages += pages;
+        self.pages += pages + label_pages(&self.labelled, self.volumes);
         for _ in 0..levels {
             above = above.div_ceil(INDEX_FANOUT);
             self.pages += above;
@@ -119,7 +125,8 @@ impl Content {
             previous_sum: 0,
             major: FORMAT_MAJOR,
             minor: FORMAT_MINOR,
-            compat,
+            // The bit of labels comes with their root.
+            compat: compat & !LABELS,
             ro_compat,
             incompat,
             extent_size: pool.extent_size,
@@ -138,6 +145,7 @@ impl Content {
             checkpoint_lsn: pool.lsn,
             catalogue_root: PageRef::NONE,
             catalogue_levels: 0,
+            labels_root: PageRef::NONE,
             catalogue_records: 0,
             next_volume_id: pool.next_volume_id,
             reserve_start: PhysicalExtent(self.reserve.0),
@@ -159,6 +167,7 @@ impl Content {
             return Err(format!("id {} or name {} is used twice", record.id, record.name.as_str()));
         }
         self.volume = Some(*record);
+        self.labels.clear();
         (self.slots, self.leaf, self.counter) = (0, None, [None; 4]);
         self.volumes += 1;
         Ok(())
@@ -169,6 +178,20 @@ impl Content {
         let is_behind_volume = self.slots == 0 && self.leaf.is_none();
         let record = self.volume.as_mut().filter(|_| is_behind_volume);
         record.ok_or("settings stand without a volume before them")?.settings = settings;
+        Ok(())
+    }
+
+    /// A label, which follows the line of its volume.
+    fn label(&mut self, key: String, value: String) -> Result<(), String> {
+        if self.volume.is_none() || self.slots > 0 || self.leaf.is_some() {
+            return Err("a label stands without a volume before it".to_owned());
+        }
+        self.labels.push((key, value));
+        let labels = self.labels.iter().map(|(key, value)| (key, value));
+        Labels::new(labels).map_err(|error| error.to_string())?;
+        if self.labels.len() == 1 {
+            self.labelled.push(self.volumes - 1);
+        }
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 #[path = "../../../tests/common/mod.rs"]
 mod common;
 mod composite;
+mod labels;
 mod repair;
 #[path = "../tools/mod.rs"]
 mod tools;

@@ -1,12 +1,14 @@
 //! The pages of a checkpoint: leaves, index pages, catalogue.
 
 use super::super::queue::{MAX_WRITES_OUT, Purpose};
+use super::super::tree::PageTree;
 use super::super::{Engine, NO_MEMORY};
 use super::{Pending, Phase};
 use crate::arena::{Arena, LeafMeta};
 use crate::error::MapperError;
 use crate::format::PageRef;
 use crate::format::catalogue::{RECORDS_PER_PAGE, VolumeRecord, encode_catalogue};
+use crate::format::labels::encode_labels;
 use crate::format::leaf_page::{encode_composite_leaf, encode_leaf};
 use crate::format::page::PageStamp;
 use crate::format::superblock::COMPOSITE;
@@ -272,6 +274,31 @@ impl Engine {
             }
         }
         self.checkpoint.trees.clear();
+        self.checkpoint.phase = Phase::Labels;
+        true
+    }
+
+    /// Writes labels that have changed, then the index above them.
+    pub(super) fn write_labels(&mut self) -> bool {
+        while let Some(place) = self.labels.first_changed() {
+            let (id, labels) = self.labels_at(place);
+            let reference = if labels.is_empty() {
+                PageRef::NONE
+            } else {
+                let Some(address) = self.next_page() else { return false };
+                let stamp = PageStamp { tree: id.0, index: place as u64, ..self.stamp() };
+                let sum = self.fill_page(|_, page| encode_labels(page, &stamp, &labels));
+                self.keep_page();
+                PageRef { address, sum: sum.unwrap_or(0) }
+            };
+            let old = self.labels.written(place, reference);
+            if !old.is_none() {
+                self.checkpoint.dead.push(old.address);
+            }
+        }
+        if !self.write_tree(|engine| &mut engine.labels.tree) {
+            return false;
+        }
         self.checkpoint.phase = Phase::Catalogue;
         true
     }
@@ -319,19 +346,25 @@ impl Engine {
     }
 
     pub(super) fn write_catalogue_index(&mut self) -> bool {
+        if !self.write_tree(|engine| &mut engine.catalogue.tree) {
+            return false;
+        }
+        self.send_batch();
+        self.checkpoint.phase = Phase::Written;
+        true
+    }
+
+    /// Writes the changed pages of an index. `false` while enough is out.
+    fn write_tree(&mut self, tree: impl Fn(&mut Self) -> &mut PageTree) -> bool {
         loop {
             let Some(address) = self.next_page() else { return false };
             let stamp = self.stamp();
             let wrote = self.fill_page(|engine, page| {
-                let checkpoint = &mut engine.checkpoint;
-                let cursor = &mut checkpoint.cursor;
-                engine.catalogue.tree.write_next(
-                    cursor,
-                    address,
-                    &stamp,
-                    page,
-                    &mut checkpoint.dead,
-                )
+                let mut cursor = engine.checkpoint.cursor;
+                let mut dead = std::mem::take(&mut engine.checkpoint.dead);
+                let wrote = tree(engine).write_next(&mut cursor, address, &stamp, page, &mut dead);
+                (engine.checkpoint.cursor, engine.checkpoint.dead) = (cursor, dead);
+                wrote
             });
             if wrote != Some(true) {
                 break;
@@ -339,8 +372,6 @@ impl Engine {
             self.keep_page();
         }
         self.checkpoint.cursor = (0, 0);
-        self.send_batch();
-        self.checkpoint.phase = Phase::Written;
         true
     }
 }

@@ -1,5 +1,6 @@
 //! Commands to a pool, and their results.
 
+use crate::format::Labels;
 use crate::space::VolumeSettings;
 use crate::units::VolumeId;
 
@@ -78,6 +79,13 @@ pub enum Control {
         volume: VolumeId,
         /// All of it.
         settings: VolumeSettings,
+    },
+    /// Gives a volume or snapshot these labels, in place of those that it has.
+    Label {
+        /// Which.
+        volume: VolumeId,
+        /// All of them.
+        labels: Labels,
     },
     /// Makes everything answered so far durable.
     Commit,
@@ -163,6 +171,11 @@ pub enum Outcome {
     Configured {
         /// The former settings.
         before: VolumeSettings,
+    },
+    /// The volume has other labels from now on.
+    Labelled {
+        /// The former labels.
+        before: Labels,
     },
     /// The device is leaving.
     Leaving,

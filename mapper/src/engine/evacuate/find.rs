@@ -160,7 +160,8 @@ impl Engine {
         (0..promised).for_each(|_| pool.return_page());
     }
 
-    /// Has the next checkpoint write all index and catalogue pages that lie in leaving extents.
+    /// Has the next checkpoint write all pages of indexes, labels and the catalogue that lie in
+    /// leaving extents.
     pub(super) fn move_index_pages(&mut self) {
         let (geometry, Some(leaving)) = (self.pool.geometry, self.evacuation.leaving) else {
             return;
@@ -184,6 +185,10 @@ impl Engine {
             self.update_limits();
         }
         self.evacuation.pages_moved |= self.catalogue.rewrite(lies_on_it);
+        match self.move_labels(lies_on_it) {
+            Some(moved) => self.evacuation.pages_moved |= moved,
+            None => self.evacuation.wait_for_space(),
+        }
     }
 }
 

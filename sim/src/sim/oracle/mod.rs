@@ -130,6 +130,13 @@ pub enum Intent {
         /// Its new name.
         name: String,
     },
+    /// Another label, or none.
+    Label {
+        /// Which volume.
+        volume: u32,
+        /// The value of its one label.
+        label: Option<String>,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -164,6 +171,8 @@ pub struct Listed {
     pub units: usize,
     /// Whether it is a snapshot.
     pub snapshot: bool,
+    /// The value of its one label.
+    pub label: Option<String>,
 }
 
 /// Everything promised so far.
@@ -202,7 +211,8 @@ impl Oracle {
             Intent::Create { .. } | Intent::Group { .. } => false,
             Intent::Delete { volume }
             | Intent::Resize { volume, .. }
-            | Intent::Rename { volume, .. } => *volume == id,
+            | Intent::Rename { volume, .. }
+            | Intent::Label { volume, .. } => *volume == id,
             Intent::Copy { source, .. } => *source == id,
             Intent::Rollback { volume, snapshot } => *volume == id || *snapshot == id,
         })

@@ -51,7 +51,8 @@ impl Oracle {
             Intent::Create { .. }
             | Intent::Delete { .. }
             | Intent::Group { .. }
-            | Intent::Rename { .. } => {}
+            | Intent::Rename { .. }
+            | Intent::Label { .. } => {}
         }
         Pending { intent, since, copy, seen: BTreeMap::new(), change }
     }
@@ -162,6 +163,13 @@ impl Oracle {
         self.watchers.clear();
     }
 
+    /// Some labels could not be read: until each is set again, volumes may be without them.
+    pub fn labels_lost(&mut self) {
+        for volume in self.volumes.values_mut() {
+            volume.is_label_known = false;
+        }
+    }
+
     /// The pool was opened: compares the volumes it has with those that were promised. Structure
     /// changes in flight have happened or not, as the list shows.
     pub fn opened(&mut self, listed: &[Listed]) -> Result<(), Violation> {
@@ -186,11 +194,12 @@ impl Oracle {
             self.checks += 1;
             let same = volume.name == found.name
                 && volume.units == found.units
-                && volume.snapshot == found.snapshot;
+                && volume.snapshot == found.snapshot
+                && (volume.label == found.label || !volume.is_label_known);
             if !same {
                 let text = format!(
-                    "{found:?} should be {:?} of {} units, snapshot {}",
-                    volume.name, volume.units, volume.snapshot
+                    "{found:?} should be {:?} of {} units, snapshot {}, label {:?}",
+                    volume.name, volume.units, volume.snapshot, volume.label
                 );
                 return Err(Violation::new(Breach::Volumes, text));
             }
@@ -244,6 +253,12 @@ impl Oracle {
             Intent::Rename { volume, name } => {
                 // The old name or the new one: any other is found out below.
                 if there(volume).is_some_and(|found| found.name == *name) {
+                    self.carry_out(pending, None, None);
+                }
+            }
+            Intent::Label { volume, label } => {
+                let is_known = self.volumes.get(volume).is_some_and(|one| one.is_label_known);
+                if is_known && there(volume).is_some_and(|found| found.label == *label) {
                     self.carry_out(pending, None, None);
                 }
             }
@@ -310,6 +325,11 @@ impl Oracle {
                     found.name = name;
                 }
             }
+            Intent::Label { volume, label } => {
+                if let Some(found) = self.volumes.get_mut(&volume) {
+                    (found.label, found.is_label_known) = (label, true);
+                }
+            }
             Intent::Group { .. } => {}
         }
     }
@@ -325,7 +345,8 @@ impl Oracle {
             Intent::Create { .. }
             | Intent::Delete { .. }
             | Intent::Group { .. }
-            | Intent::Rename { .. } => {}
+            | Intent::Rename { .. }
+            | Intent::Label { .. } => {}
         }
     }
 

@@ -106,7 +106,7 @@ fn data_cut_off_by_a_shrink_never_comes_back() {
 
 #[test]
 fn a_missing_and_an_unknown_volume_are_found() {
-    let listed = Listed { id: 1, name: "a".into(), units: 8, snapshot: false };
+    let listed = Listed { id: 1, name: "a".into(), units: 8, snapshot: false, label: None };
     let mut fine = oracle();
     fine.opened(std::slice::from_ref(&listed)).unwrap();
     assert_eq!(fine.opened(&[]).unwrap_err().breach, Breach::Volumes);

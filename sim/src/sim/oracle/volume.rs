@@ -90,6 +90,10 @@ pub struct Volume {
     pub block_units: usize,
     /// Whether it never changes.
     pub snapshot: bool,
+    /// The value of its one label.
+    pub label: Option<String>,
+    /// Whether it must have that label: not after an opening that could not read some labels.
+    pub is_label_known: bool,
     /// When it last lost units at its end.
     pub cut_at: Time,
     /// The values that a read may return now.
@@ -124,6 +128,8 @@ impl Volume {
             units,
             block_units,
             snapshot: false,
+            label: None,
+            is_label_known: true,
             cut_at: 0,
             live,
             floor,

@@ -2,6 +2,7 @@
 
 use blockd_mapper::engine::{Control, Engine, Outcome};
 use blockd_mapper::error::MapperError;
+use blockd_mapper::format::Labels;
 use blockd_mapper::space::{DeviceMark, Placement, VolumeSettings};
 use blockd_mapper::units::VolumeId;
 
@@ -10,6 +11,9 @@ use super::super::core::{bytes, units};
 use super::super::marks::Mark;
 use super::super::oracle::{Breach, Intent, Listed, Violation};
 use super::{Phase, World};
+
+/// The key of the one label that volumes have.
+const LABEL: &str = "n";
 
 /// The volumes of a pool as the oracle compares them.
 pub(super) fn listed(engine: &Engine) -> Vec<Listed> {
@@ -21,6 +25,7 @@ pub(super) fn listed(engine: &Engine) -> Vec<Listed> {
             name: info.name.to_string(),
             units: units(info.size),
             snapshot: info.kind == blockd_mapper::format::catalogue::VolumeKind::Snapshot,
+            label: info.labels.get(LABEL).map(str::to_owned),
         })
         .collect()
 }
@@ -59,6 +64,7 @@ impl World {
             }
             Some(11) => self.change_devices(),
             Some(12) => self.rename_volume(),
+            Some(13) => self.label_volume(),
             _ => Ok(()),
         }
     }
@@ -297,6 +303,17 @@ impl World {
         };
         let control = Control::Rename { volume: VolumeId(id), name: name.clone() };
         self.submit(control, Some(Intent::Rename { volume: id, name }), Mark::Rename)
+    }
+
+    /// Another label, or none at all.
+    fn label_volume(&mut self) -> Result<(), Violation> {
+        let Some(volume) = self.idle_volume(|_| true) else { return Ok(()) };
+        let label = (self.core.random.u8(..3) > 0).then(|| self.fresh_name("l"));
+        let labels = Labels::new(label.iter().map(|value| (LABEL, value)));
+        let invalid = |error| Violation::new(Breach::Error, format!("a sound label: {error}"));
+        let labels = labels.map_err(invalid)?;
+        let control = Control::Label { volume: VolumeId(volume), labels };
+        self.submit(control, Some(Intent::Label { volume, label }), Mark::Label)
     }
 
     pub(super) fn submit_close(&mut self) -> Result<(), Violation> {

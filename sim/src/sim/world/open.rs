@@ -192,6 +192,10 @@ impl World {
                 Violation::new(Breach::Invariant, format!("after opening: {text}"))
             })?;
         }
+        if report.labels_lost > 0 {
+            self.core.marks.hit(Mark::LabelsLost);
+            self.core.oracle.labels_lost();
+        }
         let list = listed(&engine);
         self.core.oracle.opened(&list)?;
         let mut up = Up::new(engine, pool, self.core.profile.workers)?;

@@ -94,6 +94,9 @@ impl World {
         let refused = |error| Violation::new(Breach::Refused, format!("to be looked at: {error}"));
         let opened = opening.finish().map_err(refused)?;
         self.core.marks.hit(Mark::ReadOnlyOpen);
+        if opened.report.labels_lost > 0 {
+            self.core.oracle.labels_lost();
+        }
         self.core.oracle.opened(&listed(&opened.engine))
     }
 

@@ -1,0 +1,87 @@
+//! Labels that the plugin gives its volumes: facts that it has to know later, and the names of the
+//! claim and its volume, for people who look at the node.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::parameters::Keys;
+
+/// Labels of a volume.
+pub type Labels = BTreeMap<String, String>;
+
+/// Parameters that the provisioner adds with `--extra-create-metadata`, and the labels that have
+/// their values: the key of a label has one slash.
+const OF_CLAIMS: [(&str, &str); 3] = [
+    ("csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc-name"),
+    ("csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pvc-namespace"),
+    ("csi.storage.k8s.io/pv/name", "csi.storage.k8s.io/pv-name"),
+];
+
+/// Bytes of a value: a limit of the daemon.
+const MAX_VALUE: usize = 256;
+
+/// The labels of a volume of this class, with these parameters of its storage class and this part
+/// of its context. What can't be a label is left out: no volume fails for it.
+#[must_use]
+pub fn of_volume(
+    keys: &Keys,
+    class: &str,
+    parameters: &HashMap<String, String>,
+    context: &HashMap<String, String>,
+) -> Labels {
+    let mut labels = Labels::from([(keys.device_class(), class.to_owned())]);
+    let of_claims = OF_CLAIMS.iter().filter_map(|(parameter, key)| {
+        parameters.get(*parameter).map(|value| ((*key).to_owned(), value.clone()))
+    });
+    labels.extend(of_claims);
+    labels.extend(context.iter().map(|(key, value)| (key.clone(), value.clone())));
+    labels.retain(|key, value| is_allowed(key, value));
+    labels
+}
+
+/// The part of a volume's context that its labels hold.
+#[must_use]
+pub fn context(keys: &Keys, labels: &Labels) -> HashMap<String, String> {
+    let is_of_context = |key: &str| [keys.mkfs_options(), keys.fs_type()].iter().any(|k| k == key);
+    let found = labels.iter().filter(|(key, _)| is_of_context(key));
+    found.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// Whether the daemon takes it as a label. The driver's name may have capital letters, and a prefix
+/// none.
+fn is_allowed(key: &str, value: &str) -> bool {
+    let prefix = key.split('/').next().unwrap_or_default();
+    let is_prefix = !prefix.bytes().any(|byte| byte.is_ascii_uppercase());
+    let is_value = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+    is_prefix && value.len() <= MAX_VALUE && value.bytes().all(is_value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_a_label_is_left_out() {
+        let map = |pairs: &[(&str, &str)]| -> HashMap<String, String> {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        let parameters = map(&[
+            ("csi.storage.k8s.io/pvc/name", "claim"),
+            ("csi.storage.k8s.io/pvc/namespace", "a\nb"),
+            ("csi.storage.k8s.io/fstype", "xfs"),
+            ("d.io/iops", "5"),
+        ]);
+        let context = map(&[("d.io/mkfs-options", "-m a=1"), ("d.io/fstype", "xfs")]);
+        let keys = Keys::new("d.io");
+        let labels = of_volume(&keys, "fast", &parameters, &context);
+        let expected = [
+            ("csi.storage.k8s.io/pvc-name", "claim"),
+            ("d.io/device-class", "fast"),
+            ("d.io/fstype", "xfs"),
+            ("d.io/mkfs-options", "-m a=1"),
+        ];
+        let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(labels, Labels::from(expected));
+        assert_eq!(super::context(&keys, &labels), context);
+        assert!(of_volume(&Keys::new("D.io"), "fast", &map(&[]), &map(&[])).is_empty());
+    }
+}
