@@ -5,8 +5,8 @@ mod common;
 
 use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::error::MapperError;
-use blockd_mapper::format::Labels;
-use blockd_mapper::format::superblock::LABELS;
+use blockd_mapper::format::superblock::{LABELS, Superblock};
+use blockd_mapper::format::{Labels, Place};
 use blockd_mapper::io::IoOp;
 use blockd_mapper::open::Opening;
 use blockd_mapper::units::VolumeId;
@@ -332,6 +332,36 @@ fn labels_that_cannot_be_read_for_once_are_back_the_next_time() {
     assert!(ids.iter().all(|id| !found(&rig, *id).is_empty()));
 }
 
+#[test]
+fn an_index_page_that_cannot_be_read_for_once_takes_all_labels_and_no_extent_with_it() {
+    let (rig, ids) = two_labelled();
+    let mut media = rig.kill();
+    let superblock = Superblock::decode(&media.devices[0][..PAGE], Place::Memory).unwrap();
+    let root = superblock.labels_root.address.0 * PAGE as u64;
+    let mut opening = Opening::new(media.open_options()).unwrap();
+    while let Some(mut command) = opening.poll() {
+        media.run(&mut command);
+        let mut result = Ok(());
+        if matches!(command.op, IoOp::Read { offset, .. } if offset == root) {
+            result = Err(blockd_mapper::io::IoError::Media);
+        }
+        opening.complete(command, result);
+    }
+    let opened = opening.finish().unwrap();
+    assert!(opened.report.labels_lost > 0);
+    assert!(opened.pool.summaries().iter().all(|one| one.labels.is_empty()));
+    drop(opened);
+    // The pages that were below it may have other uses by the next opening.
+    for (device, at) in pages(&media, 5) {
+        media.devices[device][at..at + PAGE].fill(0x55);
+    }
+    let mut rig = Rig::open(media).unwrap();
+    assert_eq!(rig.report.labels_lost, 0, "no superblock names them any more");
+    assert!(ids.iter().all(|id| found(&rig, *id).is_empty()));
+    set(&mut rig, ids[0], &labels(&[("k", "v")]));
+    rig.check();
+}
+
 /// A release that does not know labels keeps the bit and writes zeroes in place of the root.
 #[test]
 fn a_release_that_does_not_know_labels_loses_them_and_nothing_else() {
@@ -360,7 +390,9 @@ fn a_release_that_does_not_know_labels_loses_them_and_nothing_else() {
 #[test]
 fn a_full_pool_takes_labels_or_refuses_them_and_goes_on() {
     let mut rig = Rig::new(&[5 * MIB]);
-    let ids: Vec<_> = (0..60).map(|at| rig.create(&format!("v{at}"), 1 << 20)).collect();
+    // Their labels would take more than the pool has.
+    let ids: Vec<_> = (0..1400).map(|at| rig.create(&format!("v{at}"), 1 << 20)).collect();
+    set(&mut rig, ids[0], &labels(&[("k", "first")]));
     let big = rig.create("big", 8 << 20);
     let volume = rig.attach(big);
     let mut at = 0;
@@ -370,15 +402,18 @@ fn a_full_pool_takes_labels_or_refuses_them_and_goes_on() {
     }
     rig.flush(&volume).unwrap();
     rig.worker.detach(volume);
-    let mut taken = 0;
-    for &id in &ids {
+    // Its page is replaced, and free again.
+    set(&mut rig, ids[0], &labels(&[("k", "other")]));
+    let mut taken = 1;
+    for &id in &ids[1..] {
         match label(&mut rig, id, &labels(&[("k", "v")])) {
             Ok(_) => taken += 1,
             Err(MapperError::NoSpace { .. }) => assert!(found(&rig, id).is_empty()),
             Err(error) => panic!("{error}"),
         }
     }
-    assert!(taken > 0, "the reserve is for that");
+    assert!(taken < ids.len(), "the reserve is for changes that free space");
+    rig.control(Control::Checkpoint).unwrap();
     rig.control(Control::Delete { volume: big }).unwrap();
     rig.check();
     let rig = Rig::open(rig.kill()).unwrap();

@@ -294,6 +294,11 @@ impl Engine {
     /// Adds pages until what was promised can be written, and this many slots more. Promises
     /// nothing to workers until the limits are updated.
     pub(super) fn make_pages(&mut self, slots: u64) -> bool {
+        self.make_pages_beside(slots, 0)
+    }
+
+    /// The same, with a number of pages left over.
+    pub(super) fn make_pages_beside(&mut self, slots: u64, beside: u64) -> bool {
         // As for a shrink: nothing is promised on the strength of pages that do not count any more.
         let pool = Arc::clone(&self.pool);
         let limits = &pool.pages.0;
@@ -301,8 +306,11 @@ impl Engine {
         limits.limit_freeing.store(0, Ordering::SeqCst);
         crate::sync::fence(Ordering::SeqCst);
         loop {
-            let limit = self.dirty_limit(self.pages.free_pages());
-            if limit >= self.dirty_or_promised().saturating_add(slots) {
+            let free = self.pages.free_pages().saturating_sub(beside);
+            let limit = self.dirty_limit(free);
+            // Without anything dirty a checkpoint has pages to write, too.
+            let is_enough = free >= self.fixed_pages();
+            if is_enough && limit >= self.dirty_or_promised().saturating_add(slots) {
                 if !limits.strict.load(Ordering::Relaxed) {
                     limits.limit_freeing.store(limit, Ordering::SeqCst);
                 }

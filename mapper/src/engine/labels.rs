@@ -101,8 +101,11 @@ impl Engine {
         let place = place.place;
         let was_changed = self.labels.changed.contains(&place);
         self.labels.mark(place);
-        // The page is found before it is promised: the checkpoint cannot fail for lack of one.
-        let has_room = self.make_pages(0);
+        // The page is found before it is promised: the checkpoint cannot fail for lack of one. One
+        // that stays in use is not taken from the reserve, which is for changes that free space.
+        let is_new = self.labels.tree.get(place as u64).is_none();
+        let reserve = if is_new { self.pages.reserve_pages() } else { 0 };
+        let has_room = self.make_pages_beside(0, reserve);
         if !has_room {
             if !was_changed {
                 self.labels.changed.remove(&place);

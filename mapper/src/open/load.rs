@@ -120,6 +120,8 @@ pub(super) struct Loader {
     pub(super) lost_pages: Vec<PageAddress>,
     /// How many pages of labels could not be read.
     pub(super) labels_lost: u64,
+    /// Whether an index page is among them.
+    is_label_index_lost: bool,
 }
 
 impl Loader {
@@ -151,6 +153,7 @@ impl Loader {
             labels: LabelPages::new(count),
             lost_pages: Vec::new(),
             labels_lost: 0,
+            is_label_index_lost: false,
             superblock: superblock.clone(),
         };
         let levels = superblock.catalogue_levels;

@@ -16,7 +16,8 @@ use crate::arena::Arena;
 use crate::engine::pages::PageSpace;
 use crate::engine::{Engine, EngineParts, Wal};
 use crate::error::MapperError;
-use crate::format::superblock::{COMPOSITE, Superblock};
+use crate::format::PageRef;
+use crate::format::superblock::{COMPOSITE, LABELS, Superblock};
 use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
 use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
 use crate::mutation::{Mutation, active};
@@ -382,10 +383,14 @@ impl Opening {
     }
 
     fn begin_log(&mut self, pool: &Arc<Pool>) -> Result<(), MapperError> {
-        let (Some(loader), Some(found)) = (self.loader.take(), &self.found) else {
+        let (Some(mut loader), Some(found)) = (self.loader.take(), &self.found) else {
             return Err(MapperError::Internal("no trees to replay into"));
         };
-        let superblock = found.superblock.clone();
+        let mut superblock = found.superblock.clone();
+        if loader.drop_cut_off(pool) {
+            superblock.labels_root = PageRef::NONE;
+            superblock.compat &= !LABELS;
+        }
         self.report.labels_lost = loader.labels_lost;
         let engine = make_engine(pool, loader, &superblock)?;
         self.replay = Some(Replay::new(engine, &superblock)?);

@@ -227,11 +227,13 @@ impl Replay {
         lsn: Lsn,
     ) -> Result<(), MapperError> {
         // Its checksum holds, but only extents of the pool may enter the map.
-        let is_known = new.extents().all(|physical| self.before.contains(physical))
+        let is_for_data =
+            |physical| self.before.contains(physical) && !self.engine.pages.contains(physical);
+        let is_known = new.extents().all(is_for_data)
             && new.valid() & !self.engine.pool.geometry.full_bitmap() == 0;
         if !is_known {
             return Err(MapperError::Internal(
-                "a change maps an extent that the pool does not have",
+                "a change maps an extent that the pool does not have for data",
             ));
         }
         self.touched.extend(new.extents());

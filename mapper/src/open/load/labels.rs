@@ -1,12 +1,13 @@
 //! Reading labels, when everything else is read. Damage to them is no reason to refuse a pool:
 //! volumes are read without those that are lost, and the next checkpoint leaves the damaged pages
-//! out.
+//! out. Where an index page is lost, all labels are.
 
 use super::{Batch, Loader, PageRead, What};
+use crate::engine::labels::LabelPages;
 use crate::format::index_page::decode_index;
 use crate::format::labels::decode_labels;
 use crate::format::page::PageExpect;
-use crate::format::{FormatError, INDEX_FANOUT, PageRef, Place, label_levels};
+use crate::format::{FormatError, INDEX_FANOUT, Labels, PageRef, Place, label_levels};
 use crate::io::Page;
 use crate::pool::Pool;
 use crate::units::VolumeId;
@@ -84,10 +85,25 @@ impl Loader {
     fn forget(&mut self, what: What) {
         self.labels_lost += 1;
         match what {
-            What::LabelIndex { level, index } => self.labels.tree.forget(level, index),
+            What::LabelIndex { .. } => self.is_label_index_lost = true,
             What::Label { place, .. } => self.labels.tree.forget(0, place),
             _ => {}
         }
+    }
+
+    /// Drops all labels, where an index page of them is lost: the pages below it are not known, and
+    /// count as free from now on. The first superblock has to be without them, before a page or an
+    /// extent of theirs can be used for something else. True if it was so.
+    pub(in super::super) fn drop_cut_off(&mut self, pool: &Pool) -> bool {
+        if !self.is_label_index_lost {
+            return false;
+        }
+        self.lost_pages.extend(self.labels.tree.addresses());
+        self.labels = LabelPages::new(self.catalogue.place_count());
+        for volume in pool.volumes.read().values() {
+            volume.set_labels(Labels::default());
+        }
+        true
     }
 
     /// Pages of labels could not be read. The error may pass: labels are left where they are.
