@@ -112,7 +112,7 @@ fn devices(one: &PoolRebalance, output: &Output) -> Vec<(&'static str, String)> 
 
 impl Rebalance {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
-        let (changed, answer) = self.carry_out(context).await?;
+        let (changed, has_run, answer) = self.carry_out(context).await?;
         let RebalancePoolResponse { name: pool, rebalance, .. } = answer;
         let done = Rebalanced { changed, pool, rebalance };
         context.output.either(&done, || {
@@ -121,7 +121,7 @@ impl Rebalance {
                 return done.status(&one, &context.output);
             }
             let (pool, moved) = (&done.pool, context.output.size(amount(one.moved_bytes)));
-            match (one.state(), changed) {
+            match (one.state(), changed || has_run) {
                 (RebalanceState::Running, _) => {
                     format!("{pool}: {}\n", moving(&one, &context.output))
                 }
@@ -135,9 +135,12 @@ impl Rebalance {
         })
     }
 
-    /// Sends the request, and waits for the end. Returns whether the request changed anything, and
-    /// the last answer.
-    async fn carry_out(&self, context: &Context) -> Result<(bool, RebalancePoolResponse), Error> {
+    /// Sends the request, and waits for the end. Returns whether the request changed anything,
+    /// whether a rebalance was waited for, and the last answer.
+    async fn carry_out(
+        &self,
+        context: &Context,
+    ) -> Result<(bool, bool, RebalancePoolResponse), Error> {
         let begun = Clock::start();
         let mut client = context.client().await?;
         let action = match (self.status, self.abort) {
@@ -153,7 +156,7 @@ impl Rebalance {
         let mut answer = client.rebalance_pool(request).await?;
         let changed = answer.changed;
         if self.status || self.abort || self.no_wait || !runs(&answer) {
-            return Ok((changed, answer));
+            return Ok((changed, false, answer));
         }
         let look = RebalancePoolRequest { name: answer.name.clone(), ..Default::default() };
         let progress = Progress::shown("moving", total(&answer), !context.output.is_json());
@@ -178,7 +181,7 @@ impl Rebalance {
             let problem = format!("is not evened out: {}", state(&one, &context.output));
             return Err(Error::in_use(format!("pool {}", answer.name), problem));
         }
-        Ok((changed, answer))
+        Ok((changed, true, answer))
     }
 }
 

@@ -27,7 +27,7 @@ use crate::format::placement::Placement;
 use crate::io::{IoError, IoOp};
 use crate::mutation::{Mutation, Situation, active, met};
 use crate::mutation_gate::MutationGuard;
-use crate::pool::{CHANGE_UNITS, Pool};
+use crate::pool::{CHANGE_UNITS, Pool, split};
 use crate::stripe::{SlowWrite, Stripe};
 use crate::sync::Ordering;
 use crate::units::{ExtentIndex, PhysicalExtent, VolumeId};
@@ -35,6 +35,8 @@ use crate::volume::Volume;
 
 /// Entries switched at a time: their leaves are at hand, and the stripe's mutex is held.
 const SWITCHES_AT_ONCE: usize = 16;
+/// Time beyond the deadline of older IO for the copy and the switches of a rebalance's move.
+const SWITCH_LIMIT_NS: u64 = 30_000_000_000;
 /// In the table of slow writes, tokens of moves have this bit, and those of folds have not.
 const OF_MOVE: u64 = 1 << 47;
 
@@ -140,6 +142,14 @@ impl Engine {
         if switched(entry, from, from).is_none() || !is_free {
             return;
         }
+        // A snapshot shares what the volume has that is pinned.
+        let device = Some(split(from).0);
+        let is_at_home = |(one, _): &(Arc<Volume>, Entry)| self.pinned_to(one) == device;
+        if self.evacuation.leaving.is_none()
+            && naming(&pool, lineage, extent, from).iter().any(is_at_home)
+        {
+            return;
+        }
         // What others share has seen the end of all writes in place, and into a base there are
         // none.
         let is_in_place = entry.top().physical == Some(from) && site.is_exclusive(extent, from);
@@ -204,7 +214,7 @@ impl Engine {
 
     /// Continues a move; `true` when it has ended.
     fn step_move(&mut self, at: usize) -> bool {
-        let now_ns = self.now_ns;
+        let (now_ns, is_too_late) = (self.now_ns, self.is_too_late(at));
         let Evacuation { running, pace, .. } = &mut self.evacuation;
         let one = &mut running[at];
         if one.stage != Stage::Out
@@ -239,9 +249,21 @@ impl Engine {
             }
             Stage::Out => false,
             Stage::Switching | Stage::Ending if now_ns < one.retry_ns => false,
+            Stage::Switching if is_too_late => {
+                self.evacuation.running[at].stage = Stage::Ending;
+                self.note_put_off();
+                self.step_move(at)
+            }
             Stage::Switching => self.switch(at),
             Stage::Ending => self.end_move(at),
         }
+    }
+
+    /// Whether a rebalance has waited long enough for pages, or for the end of a write. A device
+    /// that leaves waits as long as it takes.
+    fn is_too_late(&self, at: usize) -> bool {
+        let late_ns = self.evacuation.running[at].late_ns.saturating_add(SWITCH_LIMIT_NS);
+        self.evacuation.leaving.is_none() && self.now_ns > late_ns
     }
 
     /// Older IO did not end in time: the next moves begin later, and wait longer.
@@ -271,13 +293,7 @@ impl Engine {
 
     /// Every entry that names the source, by its volume.
     fn naming(pool: &Pool, one: &Move) -> Vec<(Arc<Volume>, Entry)> {
-        let volumes = pool.volumes.read();
-        let entry = |volume: &Arc<Volume>| {
-            let leaf = volume.directory.load().load(one.extent.slot())?;
-            let entry = pool.arena.entry(leaf, one.extent.entry());
-            switched(entry, one.from, one.from).map(|entry| (Arc::clone(volume), entry))
-        };
-        volumes.relatives(one.lineage).filter_map(entry).collect()
+        naming(pool, one.lineage, one.extent, one.from)
     }
 
     /// Takes an extent elsewhere for what the entries show by now.
@@ -361,9 +377,12 @@ impl Engine {
         let stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
         let naming = Self::naming(&pool, one);
         if naming.is_empty() {
+            let is_moved = one.switches > 0;
             drop((stripe, gate));
-            met(Situation::ExtentMoved);
-            self.evacuation.status.extents += 1;
+            if is_moved {
+                met(Situation::ExtentMoved);
+                self.evacuation.status.extents += 1;
+            }
             return self.end_move(at);
         }
         let is_changed = naming.iter().any(|(_, entry)| shown(*entry, one.from) & !one.bits != 0);
@@ -445,6 +464,22 @@ impl Engine {
         }
         true
     }
+}
+
+/// The volumes and snapshots of a family that name an extent at this place, and their entries.
+fn naming(
+    pool: &Pool,
+    lineage: VolumeId,
+    extent: ExtentIndex,
+    from: PhysicalExtent,
+) -> Vec<(Arc<Volume>, Entry)> {
+    let volumes = pool.volumes.read();
+    let entry = |volume: &Arc<Volume>| {
+        let leaf = volume.directory.load().load(extent.slot())?;
+        let entry = pool.arena.entry(leaf, extent.entry());
+        switched(entry, from, from).map(|entry| (Arc::clone(volume), entry))
+    };
+    volumes.relatives(lineage).filter_map(entry).collect()
 }
 
 /// Whether a discard came while this write was in the table.

@@ -345,15 +345,20 @@ impl Engine {
         to.map(|(first, _)| first)
     }
 
+    /// Whether the pool is not low: such space is for writes.
+    pub(super) fn has_room_to_even_out(&self) -> bool {
+        let extent = self.pool.geometry.extent_size();
+        let low = self.low_mark(self.pool.free_space.lock().total_count());
+        self.available() / extent > low
+    }
+
     /// An extent of one of the emptier devices, for an extent of a fuller one. None while the pool
     /// is low, or would be: such space is for writes.
     fn take_emptier(&mut self) -> Option<PhysicalExtent> {
         if !self.rebalance.is_running() {
             return None;
         }
-        let extent = self.pool.geometry.extent_size();
-        let low = self.low_mark(self.pool.free_space.lock().total_count());
-        if self.available() / extent <= low {
+        if !self.has_room_to_even_out() {
             self.evacuation.wait_for_space();
             return None;
         }
