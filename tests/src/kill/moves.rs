@@ -28,6 +28,8 @@ const SHRUNK: std::ops::Range<u64> = 400 << 20..600 << 20;
 const ENDS: u64 = 2 << 20;
 /// After a command has failed, it is soon known that the daemon was to die.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// A daemon that is to die is dead after this time, or its end was asked for.
+const MOMENT: Duration = Duration::from_millis(200);
 /// Between two looks at what the daemon does.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -88,7 +90,7 @@ impl Moves {
     /// # Errors
     /// When a command fails, and it is not stopped soon after: the daemon was not to die.
     pub fn run(&mut self, daemon: &Daemon, stop: &AtomicBool) -> Result<()> {
-        until_stopped(stop, || {
+        until_stopped(daemon, stop, || {
             self.step(daemon, stop).context("devices that come and go")?;
             std::thread::sleep(Duration::from_millis(self.rng.u64(1..20)));
             Ok(())
@@ -113,11 +115,11 @@ impl Moves {
                 size => self.shrink(daemon, stop, which, size),
             };
         }
+        self.grow(daemon)?;
         if self.rng.bool() {
             let size = self.rng.u64(SHRUNK);
             return self.shrink(daemon, stop, drawn, size);
         }
-        self.grow(daemon)?;
         self.remove(daemon, stop, drawn)
     }
 
@@ -165,9 +167,9 @@ impl Moves {
                 return Ok(());
             }
             if let Some(words) = abort {
-                daemon.cli(words)?;
+                let answer = daemon.cli(words)?;
                 self.replaced = None;
-                self.counts.aborted += 1;
+                self.counts.aborted += u64::from(answer["changed"] == true);
                 self.say(false);
                 return Ok(());
             }
@@ -199,8 +201,8 @@ impl Moves {
                 return Ok(());
             }
             if is_aborted {
-                daemon.cli(&[&shrink[..], &["--abort"]].concat())?;
-                self.counts.aborted += 1;
+                let answer = daemon.cli(&[&shrink[..], &["--abort"]].concat())?;
+                self.counts.aborted += u64::from(answer["changed"] == true);
                 self.say(false);
                 return Ok(());
             }
@@ -261,10 +263,22 @@ impl Moves {
     }
 }
 
-/// Takes step after step until it is stopped, or one fails: then `stop` has to be set soon.
-pub(super) fn until_stopped(stop: &AtomicBool, mut step: impl FnMut() -> Result<()>) -> Result<()> {
+/// Takes step after step until it is stopped, or one fails.
+///
+/// # Errors
+/// When a step fails, and the daemon still answers after a moment: it was not to die.
+pub(super) fn until_stopped(
+    daemon: &Daemon,
+    stop: &AtomicBool,
+    mut step: impl FnMut() -> Result<()>,
+) -> Result<()> {
     while !stop.load(Ordering::Relaxed) {
         let Err(error) = step() else { continue };
+        std::thread::sleep(MOMENT);
+        let is_alive = daemon.cli(&["version"]).is_ok();
+        if is_alive && !stop.load(Ordering::Relaxed) {
+            return Err(error);
+        }
         let failed = Clock::start();
         while !stop.load(Ordering::Relaxed) {
             if failed.elapsed() > PATIENCE {

@@ -65,7 +65,7 @@ impl Renames {
     /// # Errors
     /// When a command fails, and it is not stopped soon after: the daemon was not to die.
     pub fn run(&mut self, daemon: &Daemon, stop: &AtomicBool) -> Result<()> {
-        until_stopped(stop, || {
+        until_stopped(daemon, stop, || {
             self.step(daemon).context("pools and volumes that change their names")?;
             std::thread::sleep(Duration::from_millis(self.rng.u64(1..200)));
             Ok(())
