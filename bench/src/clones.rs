@@ -109,8 +109,8 @@ pub struct Overlays {
     pub make: Times,
     /// The same, the start of a qemu-nbd, a connection, and a first read.
     pub make_and_read: Times,
-    /// Memory of each qemu-nbd in KiB.
-    pub rss_kib: f64,
+    /// Memory of each qemu-nbd that is its own alone, in KiB.
+    pub own_kib: f64,
 }
 
 impl Overlays {
@@ -119,7 +119,7 @@ impl Overlays {
     pub fn to_json(&self) -> Value {
         json!({
             "make": self.make.to_json(), "make_and_read": self.make_and_read.to_json(),
-            "rss_kib": self.rss_kib,
+            "own_kib": self.own_kib,
         })
     }
 }
@@ -240,8 +240,8 @@ impl Bench {
                 reads.push(clock.seconds() - begun);
             }
         }
-        let rss_kib = servers.rss_kib()?;
-        Ok(Overlays { make: Times::of(&makes)?, make_and_read: Times::of(&reads)?, rss_kib })
+        let own_kib = servers.own_kib()?;
+        Ok(Overlays { make: Times::of(&makes)?, make_and_read: Times::of(&reads)?, own_kib })
     }
 }
 
@@ -258,9 +258,13 @@ impl Servers {
         Ok(())
     }
 
-    fn rss_kib(&self) -> Result<f64> {
-        let each: Result<Vec<u64>> =
-            self.0.iter().map(|server| kib_of(server.id(), "VmRSS:")).collect();
+    /// Pages that no other process has: not those of the program and its libraries.
+    fn own_kib(&self) -> Result<f64> {
+        let own = |server: &Child| {
+            let of = |line| kib_of(server.id(), "smaps_rollup", line);
+            Ok(of("Private_Dirty:")? + of("Private_Clean:")?)
+        };
+        let each: Result<Vec<u64>> = self.0.iter().map(own).collect();
         Ok(each?.iter().sum::<u64>() as f64 / self.0.len() as f64)
     }
 }
@@ -317,12 +321,13 @@ fn write_image(path: &Path, size: u64) -> Result<()> {
 /// KiB of memory of the daemon, in all and locked.
 fn memory(daemon: &Daemon) -> Result<[u64; 2]> {
     let pid = daemon.pid().context("the daemon does not run")?;
-    Ok([kib_of(pid, "VmRSS:")?, kib_of(pid, "VmLck:")?])
+    Ok([kib_of(pid, "status", "VmRSS:")?, kib_of(pid, "status", "VmLck:")?])
 }
 
-fn kib_of(pid: u32, line: &str) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let found = status.lines().find_map(|text| text.strip_prefix(line)).unwrap_or_default();
+/// KiB in a line of a file of a process.
+fn kib_of(pid: u32, file: &str, line: &str) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/{file}"))?;
+    let found = text.lines().find_map(|one| one.strip_prefix(line)).unwrap_or_default();
     let number = found.trim().split(' ').next().unwrap_or_default();
     number.parse().with_context(|| format!("{line} {found}"))
 }

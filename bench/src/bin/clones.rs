@@ -106,9 +106,9 @@ fn print(figures: &[Figures], overlays: &Overlays) {
             one.delete_s
         );
     }
-    let Overlays { make, make_and_read, rss_kib } = overlays;
+    let Overlays { make, make_and_read, own_kib } = overlays;
     println!(
-        "| overlay of qemu-img, qemu-nbd | {} | {} | {rss_kib:.0} | | | | |",
+        "| overlay of qemu-img, qemu-nbd | {} | {} | {own_kib:.0} | | | | |",
         times(make),
         times(make_and_read)
     );
