@@ -99,7 +99,8 @@ impl EventHub {
     pub fn reader(self: &Arc<Self>, replay: bool, pool: String) -> EventReader {
         let seen = if replay { 0 } else { *self.newest.borrow() };
         let (newest, closed) = (self.newest.subscribe(), self.closed.subscribe());
-        EventReader { hub: Arc::clone(self), seen, newest, closed, replay, pool }
+        let since = *newest.borrow();
+        EventReader { hub: Arc::clone(self), seen, since, newest, closed, replay, pool }
     }
 
     /// Readers end once they have seen everything.
@@ -114,6 +115,8 @@ pub struct EventReader {
     hub: Arc<EventHub>,
     /// The number of the last event it has seen, or was too late for.
     seen: u64,
+    /// The number of the last event when it began: the pool is that of this name by then.
+    since: u64,
     newest: watch::Receiver<u64>,
     closed: watch::Receiver<bool>,
     /// Whether events before its start are replayed; missing ones of these are not reported.
@@ -148,7 +151,8 @@ impl EventReader {
                 missed += event.sequence - self.seen - 1;
             }
             self.seen = event.sequence;
-            if former.as_ref().is_some_and(|former| *former == self.pool) {
+            let is_of_it = former.as_ref().is_some_and(|former| *former == self.pool);
+            if is_of_it && event.sequence > self.since {
                 self.pool.clone_from(&event.pool);
             }
             if self.pool.is_empty() || self.pool == event.pool {
@@ -216,8 +220,11 @@ mod tests {
         hub.publish_renamed("q", "r", "q is r now".to_owned());
         hub.publish(EventKind::PoolFailed, "q", "", "a new pool of the former name");
         hub.publish(EventKind::PoolFailed, "r", "", "failed");
+        let replaying = hub.reader(true, "q".to_owned());
         hub.close();
         assert_eq!(rest(reader).await, [(2, 0), (4, 0)]);
+        // Another pool has the name by now.
+        assert_eq!(rest(replaying).await, [(3, 0)]);
     }
 
     #[tokio::test]

@@ -146,10 +146,10 @@ impl Control {
             }
         });
         self.forget_extend(former).await;
-        self.rename_devices_of(pool, former, name).await?;
+        // The pool has its new name by now, whatever becomes of its devices' names.
         let text = format!("pool {} was renamed to {}", shown(former), shown(name));
         self.events().publish_renamed(former, name, text);
-        Ok(())
+        self.rename_devices_of(pool, former, name).await
     }
 
     /// Remembers a pool by another name. A crash may come between any two of the files: the next
