@@ -23,8 +23,8 @@ const CALL_TIME: Duration = Duration::from_secs(60);
 /// How long connecting may take: the socket is on this machine.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
-/// Largest answer: a list of 65 536 volumes with long names.
-const MAX_ANSWER: usize = 64 * 1024 * 1024;
+/// Largest answer: a list of 65,536 volumes, each with a long name and all labels that it can have.
+const MAX_ANSWER: usize = 512 * 1024 * 1024;
 
 /// Flow control window of a stream in bytes, which bounds the answers in flight while the caller
 /// does not read: about one message. HTTP/2 allows no less than 65 535.

@@ -175,6 +175,10 @@ pub async fn finish(
             // A caller that receives a refusal may not retry; one that receives UNAVAILABLE does,
             // and completes it.
             let is_refused = error.daemon_kind().is_some();
+            if is_refused && is_set {
+                tracing::warn!(volume = spec.name, %error, "the volume stays without its labels");
+                return Ok(volume);
+            }
             if is_refused && (is_new || is_empty) {
                 remove(plugin, spec.pool, spec.name).await;
             }

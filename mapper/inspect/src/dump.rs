@@ -1,7 +1,8 @@
 //! A pool's metadata as lines of text.
 //!
 //! The first line has the version, the last the number of lines and their sum, so that a dump that
-//! was cut short, edited or written by a later version is recognised. Leaves are numbered and stand
+//! was cut short or edited is recognised. Kinds of lines are added without a new version: a release
+//! that does not know one refuses the dump at that line. Leaves are numbered and stand
 //! where they are met first; volumes that share one name its number.
 
 use std::fmt::Write as _;

@@ -91,7 +91,7 @@ impl Control {
         let _name = self.0.making_pools.lock(&name).await;
         let _place = self.0.making_pools.lock(&asked.path).await;
         let handle = self.pool(&name)?;
-        let _one = self.lock_devices_of(&handle).await;
+        let devices = self.lock_devices_of(&handle).await;
         let leaving = handle.evacuation(None).await.map_err(|error| pool_error(&name, error))?;
         let (open, named) = (handle.clone(), path.clone());
         let found = answered(&asked.path, move || Ok(open.find_device(&named))).await?;
@@ -108,6 +108,7 @@ impl Control {
                 if known.devices.iter().chain(&known.spares).all(|device| device.path != path) {
                     self.change_added(&handle, &path, true).await?;
                 }
+                drop(devices);
                 self.move_pins(&handle, &asked).await;
                 return Ok(v1::AddPoolDeviceResponse { changed: false, name, gained_bytes: 0 });
             }
@@ -122,6 +123,8 @@ impl Control {
             _ => self.open_candidate(&handle, &path).await?,
         };
         let gained = self.join(&handle, candidate).await?;
+        // Volumes are locked next.
+        drop(devices);
         self.move_pins(&handle, &asked).await;
         let text = format!(
             "pool {} has grown by {}: {} has joined it",

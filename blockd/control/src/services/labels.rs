@@ -65,21 +65,27 @@ impl Control {
         set: &Pairs,
         is_new: bool,
     ) -> Result<bool, Error> {
-        let mut is_changed = false;
+        let mut wanted = Vec::new();
         for name in names.iter().filter(|_| !set.is_empty()) {
             let volume = existing(pool, name)?;
-            let labels = changed(&volume.labels, set, &[]);
-            let set = match labels {
-                Ok(labels) => self.label_locked(pool, &volume, labels).await,
-                Err(error) => Err(error),
-            };
-            match set {
-                Ok(set) => is_changed |= set,
+            let labels = changed(&volume.labels, set, &[])?;
+            wanted.push((volume, labels));
+        }
+        let mut replaced: Vec<&VolumeSummary> = Vec::new();
+        for (volume, labels) in &wanted {
+            match self.label_locked(pool, volume, labels.clone()).await {
+                Ok(true) => replaced.push(volume),
+                Ok(false) => {}
                 Err(error) if is_new => return Err(self.unmake(pool, names, error).await),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    for volume in replaced {
+                        self.label_locked(pool, volume, volume.labels.clone()).await?;
+                    }
+                    return Err(error);
+                }
             }
         }
-        Ok(is_changed)
+        Ok(!replaced.is_empty())
     }
 
     /// Deletes volumes that were made in vain. Returns the error, with those that are left.
