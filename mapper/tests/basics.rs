@@ -3,8 +3,10 @@
 mod common;
 
 use blockd_mapper::engine::{Control, Outcome, Releasing};
+use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{ParkReason, Plan, Step};
+use blockd_mapper::space::VolumeSettings;
 use blockd_mapper::worker::Attachment;
 use common::Rig;
 
@@ -463,4 +465,38 @@ fn a_store_that_fails_is_that_write_alone() {
         assert!(rig.worker.complete(&volume, &mut rig.plan, media).is_err());
         assert_eq!(rig.pool.failure().is_none(), synchronous);
     }
+}
+
+#[test]
+fn a_reset_has_the_snapshots_content_and_keeps_a_larger_size_also_without_free_space() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let id = rig.create("a", 1 << 20);
+    let volume = rig.attach(id);
+    let first = pattern(1, MIB);
+    rig.write(&volume, 0, &first).unwrap();
+    rig.worker.detach(volume);
+    let created = |outcome| match outcome {
+        Ok(Outcome::Created(id)) => id,
+        other => panic!("{other:?}"),
+    };
+    let snapshot = created(rig.control(Control::Snapshot { source: id, name: "s".into() }));
+    let clone = Control::Clone { source: snapshot, name: "c".into(), size: Some(8 << 20) };
+    let clone = created(rig.control(clone));
+    // All of it is set aside, and most of it is written.
+    let settings = VolumeSettings { thick: true, ..VolumeSettings::default() };
+    rig.control(Control::Configure { volume: clone, settings }).unwrap();
+    let copy = rig.attach(clone);
+    rig.write(&copy, 0, &pattern(2, 7 * MIB)).unwrap();
+    let reset = |size| Control::Reset { volume: clone, snapshot, size };
+    assert!(matches!(rig.control(reset(4096)), Err(MapperError::Invalid { field: "size", .. })));
+    assert_eq!(rig.control(reset(8 << 20)), Ok(Outcome::Reset { size: 8 << 20 }));
+    let mut expect = first;
+    expect.resize(8 * MIB, 0);
+    assert_eq!(rig.read(&copy, 0, 8 * MIB), expect);
+    rig.check();
+    rig.worker.detach(copy);
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    let copy = rig.attach(clone);
+    assert_eq!(rig.read(&copy, 0, 8 * MIB), expect);
+    rig.check();
 }

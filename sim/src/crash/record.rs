@@ -239,6 +239,7 @@ impl Recorder {
                 self.copy(snapshot, name)?;
                 Control::Rollback { volume: self.id(name)?, snapshot: self.id(snapshot)? }
             }
+            Do::Reset(name, snapshot) => self.reset(name, snapshot)?,
             Do::Resize(name, units) => {
                 self.data(name)?.resize(units * UNIT, 0);
                 Control::Resize { volume: self.id(name)?, size: (units * UNIT) as u64 }
@@ -275,6 +276,14 @@ impl Recorder {
             _ => {}
         }
         Ok(())
+    }
+
+    fn reset(&mut self, name: &str, snapshot: &str) -> Result<Control, String> {
+        let size = self.data(name)?.len();
+        self.copy(snapshot, name)?;
+        self.data(name)?.resize(size, 0);
+        let (volume, snapshot) = (self.id(name)?, self.id(snapshot)?);
+        Ok(Control::Reset { volume, snapshot, size: size as u64 })
     }
 
     fn write(&mut self, name: &str, at: usize, len: usize, fua: bool) -> Result<(), String> {

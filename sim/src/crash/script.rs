@@ -28,6 +28,8 @@ pub enum Do {
     LargeClone(&'static str, &'static str, Units),
     /// A volume is rolled back to a snapshot.
     Rollback(&'static str, &'static str),
+    /// The same, with the size that the volume has.
+    Reset(&'static str, &'static str),
     /// A new size.
     Resize(&'static str, Units),
     /// Another name for a volume or snapshot.
@@ -65,7 +67,7 @@ pub struct Script {
 
 use Do::{
     Checkpoint, CloneOf, Create, Delete, Disable, Discard, Enable, Flush, FlushEach, Fold, Fua,
-    Group, LargeClone, Leave, Rename, Resize, Rollback, Shrink, Snapshot, Write, Zeroes,
+    Group, LargeClone, Leave, Rename, Reset, Resize, Rollback, Shrink, Snapshot, Write, Zeroes,
 };
 
 const ONE: &[usize] = &[30];
@@ -188,6 +190,22 @@ pub const SCRIPTS: &[Script] = &[
             Rollback("a", "s"),
             Write("a", 130, 8),
             Flush("a"),
+        ],
+    ),
+    script(
+        "reset",
+        ONE,
+        &[
+            Create("a", 200),
+            Write("a", 0, 24),
+            Snapshot("a", "s"),
+            LargeClone("s", "c", 500),
+            Write("c", 8, 140),
+            Write("c", 300, 8),
+            Flush("c"),
+            Reset("c", "s"),
+            Write("c", 300, 8),
+            Flush("c"),
         ],
     ),
     script(

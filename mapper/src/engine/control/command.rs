@@ -66,6 +66,15 @@ pub enum Control {
         /// The snapshot.
         snapshot: VolumeId,
     },
+    /// The same, with a size of the volume's own: both changes come in one commit.
+    Reset {
+        /// Which volume.
+        volume: VolumeId,
+        /// The snapshot.
+        snapshot: VolumeId,
+        /// Bytes, no fewer than the snapshot's.
+        size: u64,
+    },
     /// Gives a volume or snapshot another name, which no other has. Its clients notice nothing.
     Rename {
         /// Which.
@@ -195,6 +204,11 @@ pub enum Outcome {
     Unchanged,
     /// The volume has the content of the snapshot.
     RolledBack,
+    /// The volume was rolled back, and has this size.
+    Reset {
+        /// Bytes.
+        size: u64,
+    },
     /// Everything answered before is durable.
     Committed,
     /// The map is written.

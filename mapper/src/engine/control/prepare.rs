@@ -64,6 +64,9 @@ impl Engine {
                 self.prepare_share(*source, name, Some(size))
             }
             Control::Rollback { volume, snapshot } => self.prepare_rollback(*volume, *snapshot),
+            Control::Reset { volume, snapshot, size } => {
+                self.prepare_reset(*volume, *snapshot, *size)
+            }
             Control::Rename { volume, name } => self.prepare_rename(*volume, name),
             _ => Err(MapperError::Internal("not a structure command")),
         }
@@ -222,6 +225,38 @@ impl Engine {
         self.check_room_for_trees(&[snapshot])?;
         let change = Change::Rollback { volume: id, snapshot };
         Ok(Prepared::Change(change, vec![volume], Outcome::RolledBack))
+    }
+
+    fn prepare_reset(
+        &self,
+        id: VolumeId,
+        snapshot: VolumeId,
+        size: u64,
+    ) -> Result<Prepared, MapperError> {
+        let prepared = self.prepare_rollback(id, snapshot)?;
+        let (volume, from) = (self.writable(id)?, self.pool.volume(snapshot)?);
+        let least = from.size.load(Ordering::Acquire);
+        if size == least {
+            return Ok(prepared);
+        }
+        check_size(size, u64::from(volume.identity.block_size))?;
+        if size < least {
+            return Err(MapperError::Invalid {
+                field: "size",
+                value: size,
+                allowed: "no smaller than the snapshot's size",
+            });
+        }
+        // What is set aside for the present size stays so.
+        if size > volume.size.load(Ordering::Acquire) {
+            self.check_set_aside(Some((id, size)))?;
+        }
+        Ok(match prepared {
+            Prepared::Change(change, gated, _) => {
+                Prepared::Change(change, gated, Outcome::Reset { size })
+            }
+            done => done,
+        })
     }
 
     /// Nothing is gated: the data path knows volumes by id.
