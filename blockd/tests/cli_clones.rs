@@ -5,6 +5,7 @@ mod cli_support;
 
 use blockd_nbd::client::Client;
 use cli_support::{Daemon, connect, pattern};
+use serde_json::{Value, json};
 
 const BYTES: usize = 1 << 20;
 
@@ -57,4 +58,71 @@ fn a_reset_clone_has_the_image_and_keeps_its_size_and_its_clients() {
     assert!(content(&mut connect(&daemon, "vm")) == image);
     let (code, error) = daemon.failure(&["reset", "image"]);
     assert!(code == 7 && error.contains("was not made of a snapshot"), "{code} {error}");
+}
+
+#[test]
+fn clones_are_made_and_attached_by_one_command() {
+    let (mut daemon, image) = with_image();
+    let one = daemon.json(&["clone", "golden", "vm", "--size", "64M", "--nbd"]);
+    assert_eq!(json!([one["changed"], one["attached"]]), json!([true, true]));
+    assert!(content(&mut connect(&daemon, "vm")) == image);
+    let count = ["--count", "300", "--name-template", "vm-{}"];
+    let several = [&["clone", "golden"], &count[..]].concat();
+    let made = daemon.json(&[&several[..], &["--nbd", "--label", "batch=1"]].concat());
+    assert_eq!(json!([made["created"], made["attached"]]), json!([300, 300]));
+    let volumes = made["volumes"].as_array().unwrap();
+    assert_eq!((&volumes[0]["name"], &volumes[299]["name"]), (&"vm-1".into(), &"vm-300".into()));
+    assert_eq!(volumes[299]["labels"]["batch"], "1");
+    assert!(content(&mut connect(&daemon, "vm-300")) == image);
+    let again = daemon.ok(&[&several[..], &["--nbd"]].concat());
+    assert!(again.starts_with("0 cloned from golden, 32 MiB each; 300 were there"), "{again}");
+    let listed = |daemon: &Daemon| {
+        daemon.json(&["list", "--label", "batch=1"])["volumes"].as_array().unwrap().len()
+    };
+    assert_eq!(listed(&daemon), 300);
+    daemon.kill();
+    daemon.start_again();
+    assert_eq!(listed(&daemon), 300);
+    for number in 1..=300 {
+        assert!(content(&mut connect(&daemon, &format!("vm-{number}"))) == image, "vm-{number}");
+    }
+}
+
+/// The names of all volumes, and whether each is attached.
+fn state(daemon: &Daemon) -> Vec<(Value, Value)> {
+    let list = daemon.json(&["list"]);
+    let volumes = list["volumes"].as_array().unwrap();
+    volumes.iter().map(|one| (one["name"].clone(), one["attached"].clone())).collect()
+}
+
+#[test]
+fn clones_of_which_one_is_refused_leave_nothing() {
+    let (daemon, _) = with_image();
+    daemon.ok(&["add", "--nbd", "--size", "1M", "vm-3"]);
+    daemon.ok(&["clone", "golden", "vm-2"]);
+    let before = state(&daemon);
+    let clone = |words: &[&str]| daemon.failure(&[&["clone", "golden"], words].concat());
+    let five = ["--count", "5", "--name-template", "vm-{}"];
+    let (code, error) = clone(&five);
+    assert!(code == 5 && error.contains("vm-3") && error.contains("nothing"), "{code} {error}");
+    assert_eq!(state(&daemon), before);
+    // One is attached in another way than is asked for.
+    daemon.ok(&["del", "--force", "vm-3"]);
+    daemon.ok(&["clone", "golden", "vm-3"]);
+    daemon.ok(&["attach", "--nbd", "--read-only", "vm-3"]);
+    let before = state(&daemon);
+    let (code, error) = clone(&[&five[..], &["--nbd"]].concat());
+    assert!(code == 7 && error.contains("vm-3"), "{code} {error}");
+    assert_eq!(state(&daemon), before);
+    let cases: [(&[&str], &str); 4] = [
+        (&["--count", "2", "--name-template", "vm"], "with {} in it"),
+        (&["--count", "0", "--name-template", "vm-{}"], "0 is not in 1..=1000"),
+        (&["vm-9", "--count", "2"], "--name-template"),
+        (&["vm-9", "--size", "1M"], "no smaller than the snapshot's size"),
+    ];
+    for (words, part) in cases {
+        let (_, error) = clone(words);
+        assert!(error.contains(part), "{words:?}: {error}");
+        assert_eq!(state(&daemon), before);
+    }
 }

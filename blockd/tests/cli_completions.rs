@@ -52,7 +52,7 @@ fn bash_completes_names_of_volumes_and_pools() {
     assert_eq!(at(&["blockd", "pool", "show", "d"]), ["default"]);
     assert_eq!(at(&["blockd", "list", "--pool", "d"]), ["default"]);
     assert_eq!(at(&["blockd", "attach", "web", "--read"]), ["--read-only"]);
-    assert_eq!(at(&["blockd", "rese"]), Vec::<String>::new());
+    assert_eq!(at(&["blockd", "resx"]), Vec::<String>::new());
     assert_eq!(at(&["blockd", "resi"]), ["resize"]);
     // The name of a new volume is the user's to find.
     assert_eq!(at(&["blockd", "add", "we"]), Vec::<String>::new());

@@ -53,6 +53,11 @@ pub(crate) struct FrontEndArguments {
 }
 
 impl FrontEndArguments {
+    /// Whether anything is asked for.
+    pub(super) const fn is_any(&self) -> bool {
+        self.ublk || self.nbd || self.queues.is_some() || self.depth.is_some()
+    }
+
     /// The request for the attachment.
     pub(super) fn request(
         &self,

@@ -68,7 +68,7 @@ calls! {
     rebalance_pool: RebalancePoolRequest -> RebalancePoolResponse;
     set_pool_feature: SetPoolFeatureRequest -> SetPoolFeatureResponse;
     create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse;
-    clone_volume: CloneVolumeRequest -> CloneVolumeResponse;
+    clone_volumes: CloneVolumesRequest -> CloneVolumesResponse;
     rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
     reset_volume: ResetVolumeRequest -> ResetVolumeResponse;
     rename_volume: RenameVolumeRequest -> RenameVolumeResponse;
@@ -103,7 +103,7 @@ impl Client {
         // The host is not used, and has to be there.
         let endpoint = Endpoint::from_static("http://blockd.invalid").timeout(timeout);
         let channel = endpoint.connect_with_connector_lazy(connector);
-        let inner = ControlClient::new(channel);
+        let inner = ControlClient::new(channel).max_decoding_message_size(MAX_ANSWER);
         Ok(Self { inner, socket, timeout, shows_waits: true })
     }
 
@@ -187,5 +187,9 @@ async fn probe(socket: &Path) -> Result<(), Error> {
     };
     Err(Error::Unreachable { address, problem })
 }
+
+/// Bytes of the longest answer: 65,536 volumes, each with a long name and all labels that it can
+/// have.
+const MAX_ANSWER: usize = 512 << 20;
 
 const NO_DAEMON: &str = "no daemon answers there: start one with `blockd serve`";

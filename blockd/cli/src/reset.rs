@@ -8,8 +8,9 @@ use super::{Context, answers, names};
 
 /// Make a clone what the snapshot holds that it was made of
 ///
-/// All that was written to it since is lost. Its size, its attachment and its block device stay:
-/// nothing is copied, and it takes milliseconds, whatever was written. Refused while it is in use:
+/// All that was written to it since is lost. Its attachment, its block device and its size stay,
+/// unless it is smaller than the snapshot: then it becomes as large. Nothing is copied, and it
+/// takes milliseconds, whatever was written. Refused while it is in use:
 /// while a client is connected, or its block device is open or mounted. A mounted file system does
 /// not survive --force.
 #[derive(Debug, clap::Args)]

@@ -6,6 +6,7 @@
 mod adding;
 mod attachments;
 mod authority;
+mod cloning;
 mod closed;
 mod closing;
 mod data_path;

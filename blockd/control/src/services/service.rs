@@ -320,6 +320,14 @@ impl Calls for Control {
         .await
     }
 
+    async fn clone_volumes(
+        &self,
+        asked: Request<v1::CloneVolumesRequest>,
+    ) -> Answer<v1::CloneVolumesResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.clone_volumes(&asked).await }).await
+    }
+
     async fn rollback_volume(
         &self,
         asked: Request<v1::RollbackVolumeRequest>,

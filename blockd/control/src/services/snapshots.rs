@@ -101,7 +101,8 @@ impl Control {
                            data below them";
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
-        self.roll_back(&handle, &volume, &source, source.size).await?;
+        let command = Command::Rollback { volume: volume.id, snapshot: source.id };
+        self.roll_back(&handle, volume.id, command, None).await?;
         let to = human(source.size);
         let text = format!("volume {} was rolled back to {}, {to}", shown(name), shown(snapshot));
         self.events().publish(EventKind::VolumeRolledBack, handle.name(), name, text);
@@ -115,7 +116,8 @@ impl Control {
         })
     }
 
-    /// Makes a clone what the snapshot holds that it was made of. Its size and attachment stay.
+    /// Makes a clone what the snapshot holds that it was made of. Its attachment stays, and its
+    /// size, unless that is smaller than the snapshot's.
     pub(super) async fn reset_volume(
         &self,
         asked: &v1::ResetVolumeRequest,
@@ -137,34 +139,39 @@ impl Control {
                 "was made of a snapshot that is deleted: `blockd rollback` takes it back to another"
             });
         };
-        if !force {
-            self.check_idle(&handle, &volume)?;
+        let size = volume.size.max(source.size);
+        let idle = (!force).then_some(&volume);
+        if let Some(volume) = idle {
+            self.check_idle(&handle, volume).await?;
         }
-        self.roll_back(&handle, &volume, source, volume.size.max(source.size)).await?;
+        let command = Command::Reset { volume: volume.id, snapshot: source.id, size };
+        self.roll_back(&handle, volume.id, command, idle).await?;
         let text = format!("volume {} was reset to {}", shown(name), shown(&source.name));
         self.events().publish(EventKind::VolumeRolledBack, handle.name(), name, text);
         self.watch_release(&handle, volume.id, name);
+        if size != volume.size {
+            self.resize_device(&handle, volume.id, size).await?;
+        }
         let volume = Some(self.describe(&handle, name).await?);
         Ok(v1::ResetVolumeResponse { volume, snapshot: source.name.clone() })
     }
 
-    /// Has a volume hold what a snapshot holds, with this size.
+    /// Rolls a volume back, if need be only while nothing uses it.
     async fn roll_back(
         &self,
         handle: &PoolHandle,
-        volume: &VolumeSummary,
-        source: &VolumeSummary,
-        size: u64,
+        volume: VolumeId,
+        command: Command,
+        idle: Option<&VolumeSummary>,
     ) -> Result<(), Error> {
         // The kernel's cache of a block device would be written on top otherwise.
-        self.forget_cache(handle, volume.id).await?;
-        let rollback = Command::Rollback { volume: volume.id, snapshot: source.id };
-        handle.control(rollback).await.map_err(|error| of(handle, error))?;
-        if size != source.size {
-            let resize = Command::Resize { volume: volume.id, size };
-            handle.control(resize).await.map_err(|error| of(handle, error))?;
+        self.forget_cache(handle, volume).await?;
+        if let Some(idle) = idle {
+            // It takes a while to write a cache out.
+            self.check_idle(handle, idle).await?;
         }
-        self.forget_cache(handle, volume.id).await
+        handle.control(command).await.map_err(|error| of(handle, error))?;
+        self.forget_cache(handle, volume).await
     }
 }
 
@@ -190,7 +197,7 @@ fn checked_members(members: &[SnapshotMember]) -> Result<(), Error> {
 }
 
 /// The snapshot of that name.
-fn existing_snapshot(pool: &PoolHandle, name: &str) -> Result<VolumeSummary, Error> {
+pub(super) fn existing_snapshot(pool: &PoolHandle, name: &str) -> Result<VolumeSummary, Error> {
     checked_name(name)?;
     let found = find(pool, name).ok_or_else(|| Error::not_found("snapshot", name))?;
     if found.kind == VolumeKind::Snapshot {

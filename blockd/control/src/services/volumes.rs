@@ -292,14 +292,15 @@ impl Control {
     }
 
     /// Refuses a volume with connections, or whose block device is in use.
-    pub(super) fn check_idle(
+    pub(super) async fn check_idle(
         &self,
         pool: &PoolHandle,
         volume: &VolumeSummary,
     ) -> Result<(), Error> {
         self.check_unused(pool, volume)?;
-        let Some(devices) = self.ublk() else { return Ok(()) };
-        devices.check_unused(&pool.id(), volume.id).map_err(device_error)
+        let Some(devices) = self.ublk().map(Arc::clone) else { return Ok(()) };
+        let (pool, volume) = (pool.id(), volume.id);
+        blocking(move || devices.check_unused(&pool, volume).map_err(device_error)).await
     }
 
     /// Refuses a volume with connections.
@@ -316,7 +317,8 @@ impl Control {
         Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem))
     }
 
-    async fn disconnect(
+    /// Ends what serves a volume: whether it was attached, and how many connections were ended.
+    pub(super) async fn disconnect(
         &self,
         pool: &PoolHandle,
         volume: &VolumeSummary,

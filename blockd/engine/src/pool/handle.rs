@@ -363,6 +363,24 @@ impl PoolHandle {
         receive.await.unwrap_or(Err(PoolError::Gone))
     }
 
+    /// Carries commands out, one after the other, and makes them durable together. Returns when
+    /// each has ended, in their order.
+    pub async fn control_all(&self, controls: Vec<Control>) -> Vec<Result<Outcome, PoolError>> {
+        let ask = |control| {
+            let (send, receive) = oneshot::channel();
+            self.ask(Ask::Control(control, send)).map(|()| receive)
+        };
+        let asked: Vec<_> = controls.into_iter().map(ask).collect();
+        let mut outcomes = Vec::with_capacity(asked.len());
+        for answer in asked {
+            outcomes.push(match answer {
+                Ok(receive) => receive.await.unwrap_or(Err(PoolError::Gone)),
+                Err(error) => Err(error),
+            });
+        }
+        outcomes
+    }
+
     /// All volumes and snapshots, with their exclusive space.
     pub async fn volumes(&self) -> Result<Vec<VolumeSummary>, PoolError> {
         self.counted(self.shared.pool.summaries()).await

@@ -71,6 +71,7 @@ macro_rules! control {
 control! {
     never {
         create_pool: CreatePoolRequest -> CreatePoolResponse;
+        clone_volumes: CloneVolumesRequest -> CloneVolumesResponse;
         reset_volume: ResetVolumeRequest -> ResetVolumeResponse;
         open_pool: OpenPoolRequest -> OpenPoolResponse;
         close_pool: ClosePoolRequest -> ClosePoolResponse;

@@ -211,8 +211,9 @@ impl Devices {
     /// The users of the device.
     pub fn check_unused(&self, pool: &[u8; 16], volume: VolumeId) -> Result<(), DeviceError> {
         let Some(entry) = self.entry(&(*pool, volume)) else { return Ok(()) };
-        let serving = entry.seen.lock().serving;
-        serving.map_or(Ok(()), |one| self.kit.unused(one.info.number))
+        // Also one that is not served yet, or no more: it may be mounted.
+        let number = entry.seen.lock().number;
+        number.map_or(Ok(()), |number| self.kit.unused(number))
     }
 
     /// Removes a volume's device. Refused while it is in use, unless forced. True if there was one.
