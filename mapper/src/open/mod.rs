@@ -177,6 +177,13 @@ impl Opening {
         }
     }
 
+    /// Pages of labels that could not be read so far. Where an index page is among them, the
+    /// superblock that this opening writes has no labels, even if the opening fails after that.
+    #[must_use]
+    pub const fn labels_lost(&self) -> u64 {
+        self.report.labels_lost
+    }
+
     /// Whether there is nothing left to do.
     #[must_use]
     pub fn is_done(&self) -> bool {

@@ -144,6 +144,9 @@ impl World {
         while let Some(command) = opening.poll() {
             self.core.submit_command(command);
         }
+        if opening.labels_lost() > 0 {
+            self.core.oracle.labels_lost();
+        }
         if opening.is_done() {
             let Phase::Opening(opening) = std::mem::replace(&mut self.phase, Phase::Down) else {
                 return Ok(());
@@ -194,7 +197,6 @@ impl World {
         }
         if report.labels_lost > 0 {
             self.core.marks.hit(Mark::LabelsLost);
-            self.core.oracle.labels_lost();
         }
         let list = listed(&engine);
         self.core.oracle.opened(&list)?;
