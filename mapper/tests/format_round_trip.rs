@@ -61,7 +61,12 @@ fn changes() -> impl Strategy<Value = Change> {
         (volumes(), volumes(), size(), made(), names()).prop_map(
             |(volume, source, size, made, name)| Change::Clone { volume, source, size, made, name }
         ),
-        (volumes(), volumes()).prop_map(|(volume, snapshot)| Change::Rollback { volume, snapshot }),
+        (volumes(), volumes(), prop::option::of(1..1_u64 << 38)).prop_map(
+            |(volume, snapshot, blocks)| {
+                let size = blocks.map(|blocks| blocks * 512);
+                Change::Rollback { volume, snapshot, size }
+            }
+        ),
         (volumes(), names()).prop_map(|(volume, name)| Change::Rename { volume, name }),
         groups(),
         (volumes(), extent(), composites()).prop_map(|(volume, extent, composite)| {

@@ -420,6 +420,7 @@ class Pool:
     def _apply(self, what, lsn, kind, id, a, b, c, name, made):
         unused = {MAP: (), COMPOSITE: (), CREATE: (), CLONE: (), SNAPSHOT: (b,), DELETE: (a, b, c)}
         unused[RENAME] = (a, b, made)
+        unused[ROLLBACK] = (c,)
         require(not any(unused.get(kind, (b, c))), f"{what}: unused fields aren't zero")
         if kind == CREATE:
             return self._add(Volume(id, id, 0, b, a, lsn, 1, name, made))
@@ -464,7 +465,10 @@ class Pool:
                     del volume.entries[extent]
         else:
             require(other.kind == 2, f"{what}: rollback to a volume that isn't a snapshot")
-            volume.size, volume.entries = other.size, dict(other.entries)
+            if b:
+                self._check_size(volume, b)
+                require(b >= other.size, f"{what}: a size below the snapshot's")
+            volume.size, volume.entries = b or other.size, dict(other.entries)
 
     # ---- queries of a pool
 

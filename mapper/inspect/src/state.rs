@@ -246,7 +246,7 @@ impl State {
             Change::Clone { volume, source, size, made, name } => {
                 self.share(source, &New { id: volume, name, size: Some(size), lsn, made })
             }
-            Change::Rollback { volume, snapshot } => self.roll_back(volume, snapshot),
+            Change::Rollback { volume, snapshot, size } => self.roll_back(volume, snapshot, size),
             Change::Rename { volume, name } => {
                 self.view(volume)?.record.name = name;
                 Ok(())
@@ -309,7 +309,12 @@ impl State {
         self.add_view(view)
     }
 
-    fn roll_back(&mut self, id: VolumeId, snapshot: VolumeId) -> Result<(), String> {
+    fn roll_back(
+        &mut self,
+        id: VolumeId,
+        snapshot: VolumeId,
+        size: Option<u64>,
+    ) -> Result<(), String> {
         let from = self.view(snapshot)?.clone();
         let to = self.view(id)?;
         if to.record.lineage != from.record.lineage || from.record.kind != VolumeKind::Snapshot {
@@ -317,7 +322,8 @@ impl State {
                 "volume {id} is rolled back to {snapshot}, no snapshot of its own"
             ));
         }
-        let (root, levels, size) = (from.record.root, from.record.levels, from.record.size);
+        let (root, levels) = (from.record.root, from.record.levels);
+        let size = size.unwrap_or(from.record.size);
         to.record = VolumeRecord { root, levels, size, ..to.record };
         (to.tree, to.tree_slots, to.layers) = (from.tree, from.tree_slots, from.layers);
         Ok(())

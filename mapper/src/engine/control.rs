@@ -142,16 +142,6 @@ impl Controls {
     }
 }
 
-/// The change that follows another one of the same command, in the same commit.
-fn second_of(change: &Change, outcome: &Outcome) -> Option<Change> {
-    match (change, outcome) {
-        (Change::Rollback { volume, .. }, Outcome::Reset { size }) => {
-            Some(Change::Resize { volume: *volume, size: *size })
-        }
-        _ => None,
-    }
-}
-
 impl Engine {
     /// Sets the wall time of the host's clock, which new volumes and snapshots record.
     pub fn set_wall_time(&mut self, now: WallTime) {
@@ -267,9 +257,7 @@ impl Engine {
                     // Before the gate: while a change waits, no checkpoint can make room in the
                     // log that a commit needs to make room in the ring.
                     let slot = self.pool.tuning.workers;
-                    let second = second_of(&change, &outcome);
-                    let units = change.units() + second.as_ref().map_or(0, Change::units);
-                    if !self.pool.ring.reserve(slot, units as u64) {
+                    if !self.pool.ring.reserve(slot, change.units() as u64) {
                         self.controls.queue.push_front((id, other));
                         self.pool.want_commit();
                         return false;
@@ -354,8 +342,7 @@ impl Engine {
             return self.cut_one_by_one(id, change, gated, outcome);
         }
         let slot = self.pool.tuning.workers;
-        let second = second_of(&change, &outcome);
-        let units = (change.units() + second.as_ref().map_or(0, Change::units)) as u64;
+        let units = change.units() as u64;
         let lineages = self.families(&change);
         let folds = self.folds_are_in_the_way(&lineages) && !active(Mutation::FoldUnderStructure);
         self.folds.bar(if busy || folds { lineages } else { Vec::new() });
@@ -374,15 +361,7 @@ impl Engine {
             } else {
                 pool.publish(slot, lsn, &change, Dropped::Nothing);
             }
-            let mut applied = self.apply_structure(&change, lsn);
-            if let Some(second) = second.filter(|_| applied.is_ok()) {
-                let lsn = gate.take_lsn(1);
-                if !active(Mutation::NoStructureRecord) {
-                    pool.publish(slot, lsn, &second, Dropped::Nothing);
-                }
-                applied = self.apply_structure(&second, lsn);
-            }
-            applied
+            self.apply_structure(&change, lsn)
         };
         for volume in &gated {
             // A deleted volume stays deleted.

@@ -70,7 +70,9 @@ impl Engine {
             Change::Clone { volume, source, size, made, name } => {
                 self.share(source, &New { id: volume, name, size: Some(size), lsn, made })
             }
-            Change::Rollback { volume, snapshot } => self.roll_back(volume, snapshot, lsn),
+            Change::Rollback { volume, snapshot, size } => {
+                self.roll_back(volume, (snapshot, size), lsn)
+            }
             Change::Rename { volume, name } => {
                 self.pool.volume(volume)?;
                 self.pool.volumes.write().rename(volume, name);
@@ -215,10 +217,15 @@ impl Engine {
         Ok(directory)
     }
 
-    fn roll_back(&mut self, id: VolumeId, snapshot: VolumeId, lsn: Lsn) -> Result<(), MapperError> {
+    fn roll_back(
+        &mut self,
+        id: VolumeId,
+        (snapshot, size): (VolumeId, Option<u64>),
+        lsn: Lsn,
+    ) -> Result<(), MapperError> {
         let volume = self.pool.volume(id)?;
         let snapshot = self.pool.volume(snapshot)?;
-        let size = snapshot.size.load(Ordering::Acquire);
+        let size = size.unwrap_or_else(|| snapshot.size.load(Ordering::Acquire));
         let directory = self.shared_directory(&snapshot.directory.load(), size)?;
         let old = volume.directory.load_full();
         self.release_all(&volume, old, lsn);

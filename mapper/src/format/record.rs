@@ -147,6 +147,8 @@ pub enum Change {
         volume: VolumeId,
         /// The snapshot.
         snapshot: VolumeId,
+        /// Bytes, where the volume gets others than the snapshot has; no fewer.
+        size: Option<u64>,
     },
     /// New snapshots of several volumes, in one cut: all of them have their sources' present
     /// content.
@@ -248,7 +250,9 @@ impl Change {
             Self::Clone { source, size, made, ref name, .. } => {
                 (CLONE, [source.0.into(), size, stamped(name, made)])
             }
-            Self::Rollback { snapshot, .. } => (ROLLBACK, [snapshot.0.into(), 0, 0]),
+            Self::Rollback { snapshot, size, .. } => {
+                (ROLLBACK, [snapshot.0.into(), size.unwrap_or(0), 0])
+            }
             Self::SnapshotGroup { made, ref members, .. } => {
                 (SNAPSHOT_GROUP, [members.len() as u64, 0, made.0 << 8])
             }
@@ -399,7 +403,8 @@ fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Chang
         }
         ROLLBACK => {
             let snapshot = volume_id("snapshot", a)?;
-            zero(&[b, c]).and(Ok(Change::Rollback { volume, snapshot }))
+            let size = (b != 0).then(|| size(b)).transpose()?;
+            zero(&[c]).and(Ok(Change::Rollback { volume, snapshot, size }))
         }
         SNAPSHOT_GROUP => {
             let (unused, made) = unstamped(c);

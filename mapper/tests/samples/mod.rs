@@ -179,7 +179,7 @@ pub(crate) fn changes() -> Vec<Change> {
         Change::Resize { volume, size: 0x1234_5600 },
         Change::Snapshot { volume, source, made, name: name("exactly-twenty-four-byte") },
         Change::Clone { volume, source, size: 1 << 41, made: WallTime::LAST, name: long },
-        Change::Rollback { volume, snapshot: source },
+        Change::Rollback { volume, snapshot: source, size: None },
         Change::SnapshotGroup {
             volume,
             made,

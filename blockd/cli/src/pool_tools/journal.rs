@@ -166,8 +166,9 @@ fn words(change: &Change) -> String {
             let name = name.as_str();
             format!("clone {volume} of volume {source} size {size} at {made} name {name}")
         }
-        Change::Rollback { volume, snapshot } => {
-            format!("roll back volume {volume} to snapshot {snapshot}")
+        Change::Rollback { volume, snapshot, size } => {
+            let size = size.map_or_else(String::new, |size| format!(" size {size}"));
+            format!("roll back volume {volume} to snapshot {snapshot}{size}")
         }
         Change::Rename { volume, name } => format!("rename volume {volume} name {}", name.as_str()),
         Change::SnapshotGroup { volume, made, members } => {

@@ -66,7 +66,7 @@ pub enum Control {
         /// The snapshot.
         snapshot: VolumeId,
     },
-    /// The same, with a size of the volume's own: both changes come in one commit.
+    /// The same, with a size of the volume's own.
     Reset {
         /// Which volume.
         volume: VolumeId,

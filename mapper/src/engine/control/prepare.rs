@@ -223,7 +223,7 @@ impl Engine {
             return Err(MapperError::Unsuitable { volume: snapshot.0, problem });
         }
         self.check_room_for_trees(&[snapshot])?;
-        let change = Change::Rollback { volume: id, snapshot };
+        let change = Change::Rollback { volume: id, snapshot, size: None };
         Ok(Prepared::Change(change, vec![volume], Outcome::RolledBack))
     }
 
@@ -252,7 +252,8 @@ impl Engine {
             self.check_set_aside(Some((id, size)))?;
         }
         Ok(match prepared {
-            Prepared::Change(change, gated, _) => {
+            Prepared::Change(_, gated, _) => {
+                let change = Change::Rollback { volume: id, snapshot, size: Some(size) };
                 Prepared::Change(change, gated, Outcome::Reset { size })
             }
             done => done,
