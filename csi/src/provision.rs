@@ -175,7 +175,8 @@ pub async fn finish(
             // A caller that receives a refusal may not retry; one that receives UNAVAILABLE does,
             // and completes it.
             let is_refused = error.daemon_kind().is_some();
-            if is_refused && is_set {
+            let is_there = error.daemon_kind() != Some(ErrorKind::NotFound);
+            if is_refused && is_set && is_there && !is_new {
                 tracing::warn!(volume = spec.name, %error, "the volume stays without its labels");
                 return Ok(volume);
             }

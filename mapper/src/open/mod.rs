@@ -17,7 +17,7 @@ use crate::engine::pages::PageSpace;
 use crate::engine::{Engine, EngineParts, Wal};
 use crate::error::MapperError;
 use crate::format::PageRef;
-use crate::format::superblock::{COMPOSITE, LABELS, Superblock};
+use crate::format::superblock::{COMPOSITE, Superblock};
 use crate::geometry::{EXTENT_SIZE_RANGE, Geometry, MAX_DEVICES, PAGE_BYTES};
 use crate::io::{IoBuffer, IoCommand, IoError, IoOp};
 use crate::mutation::{Mutation, active};
@@ -395,8 +395,9 @@ impl Opening {
         };
         let mut superblock = found.superblock.clone();
         if loader.drop_cut_off(pool) {
+            // The bit stays until the next checkpoint: copies of one generation may differ in the
+            // root only.
             superblock.labels_root = PageRef::NONE;
-            superblock.compat &= !LABELS;
         }
         self.report.labels_lost = loader.labels_lost;
         let engine = make_engine(pool, loader, &superblock)?;

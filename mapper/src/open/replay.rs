@@ -227,13 +227,11 @@ impl Replay {
         lsn: Lsn,
     ) -> Result<(), MapperError> {
         // Its checksum holds, but only extents of the pool may enter the map.
-        let is_for_data =
-            |physical| self.before.contains(physical) && !self.engine.pages.contains(physical);
-        let is_known = new.extents().all(is_for_data)
+        let is_known = new.extents().all(|physical| self.before.contains(physical))
             && new.valid() & !self.engine.pool.geometry.full_bitmap() == 0;
         if !is_known {
             return Err(MapperError::Internal(
-                "a change maps an extent that the pool does not have for data",
+                "a change maps an extent that the pool does not have",
             ));
         }
         self.touched.extend(new.extents());
@@ -329,6 +327,11 @@ impl Replay {
         for volume in pool.volumes.read().values() {
             for (_, leaf) in volume.directory.load().iter() {
                 for physical in pool.arena.entries(leaf).flat_map(|entry| entry.extents()) {
+                    // One that was mapped and unmapped again may hold pages by now.
+                    if self.engine.pages.contains(physical) {
+                        let text = "an extent holds both metadata and data after the log";
+                        return Err(MapperError::Internal(text));
+                    }
                     space.mark_used(physical);
                 }
             }

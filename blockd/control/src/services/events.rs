@@ -99,7 +99,7 @@ impl EventHub {
     pub fn reader(self: &Arc<Self>, replay: bool, pool: String) -> EventReader {
         let seen = if replay { 0 } else { *self.newest.borrow() };
         let (newest, closed) = (self.newest.subscribe(), self.closed.subscribe());
-        let since = *newest.borrow();
+        let since = if replay { *newest.borrow() } else { seen };
         EventReader { hub: Arc::clone(self), seen, since, newest, closed, replay, pool }
     }
 

@@ -24,8 +24,8 @@ use super::authority::AnyAuthority;
 /// Calls of one client at once: more wait.
 const CALLS_AT_ONCE: usize = 64;
 
-/// Largest request. The longest that makes sense has a name and a path.
-const MAX_REQUEST_BYTES: usize = 64 << 10;
+/// Largest request: 1,000 names of clones, each with 128 bytes.
+const MAX_REQUEST_BYTES: usize = 256 << 10;
 
 /// A control socket that is bound: clients can connect, and wait to be served.
 #[derive(Debug)]

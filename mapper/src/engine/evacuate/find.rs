@@ -15,9 +15,6 @@ use crate::volumes::Volumes;
 const AT_ONCE: usize = 4;
 /// Slots examined in one step: some ten microseconds.
 const SLOTS_PER_STEP: u32 = 1024;
-/// Volumes and snapshots that share a leaf at the most for a rebalance to move its extents: each
-/// gets a leaf and a page of its own. A device that leaves has no choice.
-const MOST_HOLDERS: u32 = 64;
 /// A leaf counts as this many slots: each of its entries is read.
 const SLOTS_PER_LEAF: u32 = 32;
 
@@ -86,15 +83,13 @@ impl Engine {
         if volume.state.load(Ordering::SeqCst) != OPEN {
             return next;
         }
-        let holders = self.pool.arena.meta(leaf).references.load(Ordering::Relaxed);
         let home = self.pinned_to(volume);
         for entry in first..LEAF_ENTRIES {
             let extent = ExtentIndex(slot.first_extent().0 + entry as u64);
             let pool = Arc::clone(&self.pool);
             for physical in pool.arena.entry(leaf, entry).extents() {
                 let is_at_home = home == Some(split(physical).0);
-                let may_even_out = !is_at_home && holders <= MOST_HOLDERS;
-                let evens_out = may_even_out && self.rebalance.moves_off(physical);
+                let evens_out = !is_at_home && self.rebalance.moves_off(physical);
                 if !self.evacuation.is_leaving(physical) && !evens_out {
                     continue;
                 }

@@ -37,6 +37,9 @@ use crate::volume::Volume;
 const SWITCHES_AT_ONCE: usize = 16;
 /// Time beyond the deadline of older IO for the copy and the switches of a rebalance's move.
 const SWITCH_LIMIT_NS: u64 = 30_000_000_000;
+/// Volumes and snapshots that name an extent at the most for a rebalance to move it: each gets a
+/// leaf and a page of its own. A device that leaves has no choice.
+const MOST_HOLDERS: usize = 64;
 /// In the table of slow writes, tokens of moves have this bit, and those of folds have not.
 const OF_MOVE: u64 = 1 << 47;
 
@@ -145,10 +148,11 @@ impl Engine {
         // A snapshot shares what the volume has that is pinned.
         let device = Some(split(from).0);
         let is_at_home = |(one, _): &(Arc<Volume>, Entry)| self.pinned_to(one) == device;
-        if self.evacuation.leaving.is_none()
-            && naming(&pool, lineage, extent, from).iter().any(is_at_home)
-        {
-            return;
+        if self.evacuation.leaving.is_none() {
+            let naming = naming(&pool, lineage, extent, from);
+            if naming.len() > MOST_HOLDERS || naming.iter().any(is_at_home) {
+                return;
+            }
         }
         // What others share has seen the end of all writes in place, and into a base there are
         // none.

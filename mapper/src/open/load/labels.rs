@@ -99,6 +99,7 @@ impl Loader {
             return false;
         }
         self.lost_pages.extend(self.labels.tree.addresses());
+        self.lost_pages.extend(self.labels.tree.entries().map(|(_, page)| page.address));
         self.labels = LabelPages::new(self.catalogue.place_count());
         for volume in pool.volumes.read().values() {
             volume.set_labels(Labels::default());
