@@ -31,7 +31,7 @@ pub(crate) struct Clone {
     pub name: Option<String>,
 
     /// Make this many, at most 1000, named by --name-template
-    #[arg(long, value_name = "N", requires = "name_template",
+    #[arg(long, value_name = "N", requires = "name_template", conflicts_with = "name",
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub count: Option<u32>,
 
