@@ -90,7 +90,11 @@ impl Control {
             for (name, outcome) in some.iter().zip(outcomes) {
                 match outcome {
                     Ok(Outcome::Created(_)) => {
-                        done.created.push(existing(pool, name)?);
+                        // All that were made are noted before an error ends this.
+                        match existing(pool, name) {
+                            Ok(volume) => done.created.push(volume),
+                            Err(error) => failed = failed.or(Some(error)),
+                        }
                         let (name_of, from) = (shown(name), shown(&source.name));
                         let text = format!("volume {name_of} was cloned from {from}");
                         self.events().publish(EventKind::VolumeCloned, pool.name(), name, text);

@@ -78,10 +78,18 @@ impl Control {
                 Ok(false) => {}
                 Err(error) if is_new => return Err(self.unmake(pool, names, error).await),
                 Err(error) => {
+                    let mut undone = Ok(());
                     for volume in replaced {
-                        self.label_locked(pool, volume, volume.labels.clone()).await?;
+                        let before = volume.labels.clone();
+                        undone =
+                            undone.and(self.label_locked(pool, volume, before).await.map(drop));
                     }
-                    return Err(error);
+                    return Err(match undone {
+                        Ok(()) => error.with_note("nothing was changed"),
+                        Err(problem) => {
+                            error.with_note(&format!("a part of it is left: {problem}"))
+                        }
+                    });
                 }
             }
         }
