@@ -30,7 +30,7 @@ const STRIDE: u64 = 8 << 20;
 const FIRST_READ: usize = 4096;
 /// How long a server of a peer may take to listen.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long nothing is asked before memory is looked at.
+/// Time without calls before memory is measured.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// How it is measured.

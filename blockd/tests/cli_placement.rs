@@ -124,7 +124,7 @@ fn a_device_that_is_replaced_hands_its_volumes_on_and_one_that_leaves_has_none()
     assert_eq!(placement(&daemon, "a"), ("pin".into(), Value::Null));
     let shown = daemon.ok(&["show", "a"]);
     assert!(shown.contains("pinned to a device that has left the pool"), "{shown}");
-    // It goes on.
+    // Writes continue, on other devices.
     taken(&daemon, &paths, "a", 16);
     daemon.ok(&["set", "a", "--placement", "fill"]);
 }

@@ -19,7 +19,7 @@ const RESTART_S: f64 = 2.0;
 /// KiB of memory of a clone without writes.
 const RSS_KIB: f64 = 20.0;
 
-/// Makes clones of one image, attaches each over NBD and reads it; looks at memory, lists and
+/// Makes clones of one image, attaches each over NBD and reads it; measures memory, lists and
 /// restarts; and does the same with overlays of qemu.
 #[derive(Debug, Parser)]
 struct Arguments {

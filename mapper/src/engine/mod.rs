@@ -144,7 +144,7 @@ pub(crate) struct EngineParts {
     pub(crate) catalogue: Catalogue,
     pub(crate) trees: Trees,
     pub(crate) labels: LabelPages,
-    /// Pages that a part of the labels was lost with, which the next checkpoint gives up.
+    /// Pages of labels that are lost: the next checkpoint frees them.
     pub(crate) lost_pages: Vec<PageAddress>,
 }
 
