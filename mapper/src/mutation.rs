@@ -87,6 +87,7 @@ mutations! {
     DurableEarly "R17b" "a checkpoint counts as durable before its superblock is";
     PagesInPlace "R17c" "pages that the present superblock refers to are written over";
     NoIdleCheckpoint "R17d" "no checkpoint is taken when no LSN was assigned since the last";
+    PagesOverCut "R17e" "a checkpoint's pages lie in extents that were freed since its cut";
     ShrinkWholeExtents "R18" "a shrink drops whole extents only";
     RedirectStale "K2" "a redirect publishes the entry from its planning";
     RedirectNotHeld "K3" "a redirect does not keep its base shared until it is visible";
@@ -143,6 +144,7 @@ situations! {
     LogFull "a commit could not take all changes for lack of room in the log";
     ReservesTaken "idle reserves of other volumes served one that waited";
     RecoveredFreed "extents that only replay had seen became free";
+    PagesForNext "an extent freed since a running checkpoint's cut was taken for pages";
     PagesShrunk "metadata extents were given back to the pool";
     EmptiedUnderWrite "the last write over a discarded extent unmapped it";
     CopyCancelled "all bits of a copy were cancelled";

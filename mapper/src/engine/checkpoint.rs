@@ -199,6 +199,7 @@ impl Engine {
         drop(volumes);
         let checkpoint = &mut self.checkpoint;
         checkpoint.dead.append(&mut self.releases.dead_pages);
+        self.releases.is_any_since_cut = false;
         checkpoint.phase = if pool.has_composite() { Phase::Bases } else { Phase::Leaves };
         checkpoint.closes = closes;
         checkpoint.incompat = self.feature.incompat(self.superblock.incompat);
@@ -280,6 +281,7 @@ impl Engine {
         for address in self.checkpoint.dead.drain(..) {
             self.pages.free(address);
         }
+        self.pages.checkpoint_ended();
         self.checkpoint.phase = Phase::Idle;
         self.checkpoint.index_pages = 0;
         self.checkpoint.last_ns = self.now_ns;

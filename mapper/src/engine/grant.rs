@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::mutation::{Situation, met};
+use crate::mutation::{Mutation, Situation, active, met};
 use crate::sync::Ordering;
 use crate::volume::Volume;
 use crate::volumes::Volumes;
@@ -205,10 +205,17 @@ impl Engine {
         self.pool.free_space.lock().free_count() > set_aside
     }
 
-    /// Takes an extent of the pool for metadata pages.
+    /// Takes an extent of the pool for metadata pages. One that the map of the running checkpoint
+    /// may name is for the next one: else an extent of that map would be both data and pages (R17e).
     pub(super) fn add_page_extent(&mut self) -> bool {
         let Some((extent, _)) = self.pool.free_space.lock().allocate(1) else { return false };
-        self.pages.add_extent(extent, false);
+        let is_named = self.checkpoint.is_running() && self.releases.is_any_since_cut;
+        if is_named && !active(Mutation::PagesOverCut) {
+            met(Situation::PagesForNext);
+            self.pages.add_for_next(extent);
+        } else {
+            self.pages.add_extent(extent, false);
+        }
         true
     }
 

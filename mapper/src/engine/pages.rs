@@ -16,6 +16,9 @@ struct PageExtent {
     used: [u64; WORDS],
     /// Whether the extent belongs to the reserved run for metadata, which is never returned.
     reserve: bool,
+    /// Whether its pages are for the next checkpoint only: the map that the running one writes may
+    /// name the extent yet.
+    is_for_next: bool,
 }
 
 /// Which pages of the metadata extents are in use. Derived at load, never stored.
@@ -68,12 +71,28 @@ impl PageSpace {
     }
 
     pub(crate) fn add_extent(&mut self, extent: PhysicalExtent, reserve: bool) {
-        let page_extent = PageExtent { used: [0; WORDS], reserve };
+        let page_extent = PageExtent { used: [0; WORDS], reserve, is_for_next: false };
         if self.extents.insert(extent, page_extent).is_none() {
             self.free += self.geometry.pages_per_extent();
         }
         if reserve {
             self.reserve_pages += self.geometry.pages_per_extent();
+        }
+    }
+
+    /// Adds an extent that was freed since the cut of the running checkpoint, whose pages that
+    /// checkpoint cannot take (R17e). They count as free.
+    pub(crate) fn add_for_next(&mut self, extent: PhysicalExtent) {
+        self.add_extent(extent, false);
+        if let Some(pages) = self.extents.get_mut(&extent) {
+            pages.is_for_next = true;
+        }
+    }
+
+    /// The running checkpoint has ended.
+    pub(crate) fn checkpoint_ended(&mut self) {
+        for pages in self.extents.values_mut() {
+            pages.is_for_next = false;
         }
     }
 
@@ -111,7 +130,7 @@ impl PageSpace {
         let before = self.extents.range(..self.cursor).map(|(&e, _)| e);
         let full = |extent: &PhysicalExtent| {
             self.is_leaving(*extent)
-                || self.extents.get(extent).is_none_or(|p| ones(&p.used) == pages)
+                || self.extents.get(extent).is_none_or(|p| p.is_for_next || ones(&p.used) == pages)
         };
         let extent = after.chain(before).find(|extent| !full(extent))?;
         self.cursor = extent;
@@ -209,5 +228,14 @@ mod tests {
         let mut space = FreeSpace::default();
         assert_eq!(pages.shrink(0, &mut space), 1);
         assert_eq!((pages.free_pages(), pages.reserve_pages()), (0, 16));
+    }
+
+    #[test]
+    fn pages_for_the_next_checkpoint_are_free_and_not_given_out() {
+        let mut pages = PageSpace::new(Geometry::new(64 << 10).unwrap());
+        pages.add_for_next(PhysicalExtent(7));
+        assert_eq!((pages.free_pages(), pages.allocate(1)), (16, None));
+        pages.checkpoint_ended();
+        assert_eq!(pages.allocate(1), Some((PageAddress(7 * 16), 1)));
     }
 }

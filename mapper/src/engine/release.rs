@@ -76,6 +76,9 @@ pub(crate) struct Releases {
     walks: VecDeque<Walk>,
     /// Extents freed since the engine last woke waiters.
     pub(crate) freed: u64,
+    /// Whether any extent was released since the cut of the last checkpoint: the map as it was at
+    /// the cut may name what is free by now.
+    pub(crate) is_any_since_cut: bool,
     /// Something with composite entries, or an extent, has one holder left: it may be folded.
     pub(crate) unshared: bool,
     /// Pages that no tree to be written refers to any more.
@@ -300,6 +303,7 @@ impl Releases {
             return;
         }
         self.freed += 1;
+        self.is_any_since_cut = true;
         if !pool.tuning.passdown {
             pool.free_space.lock().free(physical, 1);
             return;

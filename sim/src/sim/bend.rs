@@ -51,12 +51,6 @@ impl Profile {
                 self.power = 0.1;
                 self.bend_to_recovery(random);
             }
-            Mutation::FuzzyCheckpoint
-            | Mutation::CheckpointUnflushed
-            | Mutation::TruncateEarly
-            | Mutation::DurableEarly
-            | Mutation::PagesInPlace
-            | Mutation::NoIdleCheckpoint => self.bend_to_checkpoints(random),
             Mutation::SnapshotUndrained
             | Mutation::StructureUndrained
             | Mutation::StructureEarly
@@ -75,6 +69,7 @@ impl Profile {
             }
             Mutation::OverwriteFullRing => self.bend_to_full_rings(),
             Mutation::CompositeBeforeBit | Mutation::BitBeforeLog => self.bend_to_switches(random),
+            _ if mutation.id().starts_with("R17") => self.bend_to_checkpoints(random),
             _ if mutation.id().starts_with('M') => self.bend_to_moves(mutation, random),
             _ if mutation.id().starts_with('K') => self.bend_to_folds(random),
             _ => {}

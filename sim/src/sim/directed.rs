@@ -125,6 +125,11 @@ pub const ALL: &[Script] = &[
         steps: shared_by_another,
     },
     Script { shows: &[Mutation::FuzzyCheckpoint], bend: as_it_is, steps: rollback_at_a_checkpoint },
+    Script {
+        shows: &[Mutation::PagesOverCut],
+        bend: many_leaves,
+        steps: freed_for_pages_of_a_checkpoint,
+    },
     Script { shows: &[Mutation::TruncateEarly], bend: as_it_is, steps: log_round_a_checkpoint },
     Script { shows: &[Mutation::DurableEarly], bend: as_it_is, steps: flush_under_superblock },
     Script { shows: &[Mutation::RedirectNotHeld], bend: composite, steps: write_beside_a_redirect },
@@ -171,6 +176,14 @@ fn small_composite(profile: &mut Profile) {
 /// Few extents, so that a freed one is used again at once.
 fn small(profile: &mut Profile) {
     profile.devices = vec![64];
+}
+
+/// Checkpoints of many pages, one at a time.
+fn many_leaves(profile: &mut Profile) {
+    profile.devices = vec![160];
+    profile.reserve_extents = 1;
+    profile.commit_blocks = 1;
+    profile.quantum = 1;
 }
 
 /// The first has room for log, reserve and hardly any data.
@@ -461,6 +474,33 @@ fn log_round_a_checkpoint(world: &mut World) -> Result<(), Violation> {
         world.flush(volume)?;
     }
     world.lose_power_keeping(&Keep::Nothing);
+    world.open()
+}
+
+/// R17e: in a full pool an extent is freed while a checkpoint is under way, whose map names it.
+/// Its room is taken for pages.
+fn freed_for_pages_of_a_checkpoint(world: &mut World) -> Result<(), Violation> {
+    let (leaf, leaves) = (256, 40);
+    let volume = world.volume(leaves * leaf)?;
+    for number in 0..leaves {
+        world.write(volume, number * leaf, 0)?;
+    }
+    world.checkpoint()?;
+    let second = world.volume(200)?;
+    world.fill(second)?;
+    // Every leaf changes once more.
+    for number in 0..leaves {
+        world.write(volume, number * leaf, 1)?;
+    }
+    world.flush(volume)?;
+    world.hold(&[Class::Page]);
+    world.checkpoint()?;
+    for number in 30..leaves {
+        world.discard(volume, number * leaf)?;
+    }
+    world.flush(volume)?;
+    world.release(Class::Page)?;
+    world.lose_power_keeping_caches();
     world.open()
 }
 

@@ -49,15 +49,18 @@ impl Engine {
                 return None;
             }
             let max = self.pool.tuning.commit_blocks.max(1);
-            if self.pages.free_pages() == 0 && !self.add_page_extent() {
-                self.pool.fail(crate::error::MapperError::Internal("no page for a checkpoint"));
-                return None;
+            let mut run = self.pages.allocate(max as u64);
+            if run.is_none() && self.add_page_extent() {
+                run = self.pages.allocate(max as u64);
             }
+            let Some((first, count)) = run else {
+                self.pool.fail(MapperError::Internal("no page for a checkpoint"));
+                return None;
+            };
             let Some(buffer) = self.io.buffer(max) else {
                 self.pool.fail(NO_MEMORY);
                 return None;
             };
-            let (first, count) = self.pages.allocate(max as u64)?;
             self.checkpoint.batch = Some(Batch { first, count, filled: 0, buffer });
         }
         self.checkpoint.batch.as_ref().map(|b| PageAddress(b.first.0 + b.filled as u64))
