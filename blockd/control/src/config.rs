@@ -14,6 +14,10 @@ use crate::node::NodeId;
 /// faster with more.
 pub const MAX_UBLK_DEPTH: i64 = 1024;
 
+/// Most block devices that are added ahead of need. Each takes a thread, a number of the driver's,
+/// and some hundred KiB of the kernel's memory.
+pub const MAX_READY_DEVICES: i64 = 1024;
+
 /// A pool to open at start, and to create when it isn't there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolConfig {

@@ -85,6 +85,7 @@ pub(super) struct Ublk {
     pub(super) depth: i64,
     pub(super) max_io: Amount,
     pub(super) zero_copy: String,
+    pub(super) ready: i64,
     pub(super) mount_namespace: bool,
 }
 
@@ -259,6 +260,7 @@ impl Default for Ublk {
             depth: 0,
             max_io: Amount::text("128K"),
             zero_copy: "auto".to_owned(),
+            ready: 0,
             mount_namespace: true,
         }
     }

@@ -141,6 +141,8 @@ pub struct UblkConfig {
     pub max_bytes: u32,
     /// Nothing is copied, where kernel and pool can do that.
     pub zero_copy: bool,
+    /// Devices that are added ahead of need.
+    pub ready: usize,
     /// The daemon gets a mount namespace of its own.
     pub mount_namespace: bool,
 }

@@ -11,7 +11,7 @@ use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use blockd_control::config::{HealthConfig, MAX_UBLK_DEPTH, NodeConfig};
+use blockd_control::config::{HealthConfig, MAX_READY_DEVICES, MAX_UBLK_DEPTH, NodeConfig};
 use blockd_control::node::NodeId;
 use blockd_media::error::Error;
 use blockd_media::place::Places;
@@ -236,6 +236,7 @@ impl Source<'_> {
             depth: small(self.count(&["ublk", "depth"], ublk.depth, (0, MAX_UBLK_DEPTH))?),
             max_bytes: u32::try_from(max_io).unwrap_or(128 << 10),
             zero_copy: is_auto("zero_copy", &ublk.zero_copy)?,
+            ready: self.count(&["ublk", "ready"], ublk.ready, (0, MAX_READY_DEVICES))?,
             mount_namespace: ublk.mount_namespace,
         })
     }

@@ -37,6 +37,8 @@ pub(super) async fn collect(
         let stats = devices.stats();
         let count = u64::try_from(devices.served()).unwrap_or(u64::MAX);
         snapshot.set("blockd_ublk_devices", &[], count);
+        let ready = u64::try_from(devices.ready()).unwrap_or(u64::MAX);
+        snapshot.set("blockd_ublk_ready_devices", &[], ready);
         let recoveries = stats.recoveries.load(Ordering::Relaxed);
         snapshot.set("blockd_ublk_recoveries", &[], recoveries);
         snapshot.set("blockd_ublk_hangs", &[], stats.hangs.load(Ordering::Relaxed));

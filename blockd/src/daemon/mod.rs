@@ -276,6 +276,7 @@ impl Daemon {
             server.abort();
         }
         self.workers.drain(limit).await;
+        self.control.end_ready_devices().await;
         let closed = tokio::time::timeout(limit, self.control.close_pools()).await;
         closed.unwrap_or_else(|_| {
             let problem = format!("were not closed within {} s", limit.as_secs());
@@ -296,6 +297,7 @@ fn devices(config: &Config, workers: &Workers, own_namespace: bool) -> Result<Ar
         max_bytes: ublk.max_bytes,
         zero_copy: ublk.zero_copy,
         own_namespace,
+        ready: ublk.ready,
     };
     Ok(Arc::new(Devices::new(Arc::new(LibublkDriver), Arc::new(workers.clone()), options)))
 }

@@ -74,6 +74,12 @@ pub const METRICS: &[Metric] = &[
     ),
     metric("blockd_resident_bytes", Gauge, &[], "Resident memory of the daemon"),
     metric("blockd_ublk_devices", Gauge, &[], "Served block devices"),
+    metric(
+        "blockd_ublk_ready_devices",
+        Gauge,
+        &[],
+        "Block devices that are added ahead of need and have no volume yet",
+    ),
     metric("blockd_ublk_recoveries", Counter, &[], "Block devices served again after a start"),
     metric("blockd_ublk_hangs", Counter, &[], "Commands to the ublk driver that did not return"),
     metric("blockd_pool_up", Gauge, POOL, "1 when the pool serves, 0 when it has failed"),

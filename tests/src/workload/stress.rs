@@ -1,5 +1,7 @@
 //! `stress`: many devices, quickly, at once, and with little memory.
 
+mod ready;
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -62,9 +64,10 @@ pub fn inside(rounds: u64, devices: u32, seed: u64) -> Result<()> {
     deleted_in_use(&daemon, seed)?;
     guest::shell("sync")?;
     ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
+    let ready = ready::ready()?;
     println!(
         "{MARK}{rounds} rounds of {devices} devices, {} KiB resident for each, {threads} threads \
-         marked as IO flushers, memory locked; {slots}; two adds at once; del under IO",
+         marked as IO flushers, memory locked; {slots}; two adds at once; del under IO; {ready}",
         resident >> 10
     );
     Ok(())

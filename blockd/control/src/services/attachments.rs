@@ -59,6 +59,10 @@ pub(super) struct UblkRecord {
     pub(super) queues: u16,
     /// Requests that each can have in flight, as asked for.
     pub(super) depth: u16,
+    /// The mark of a device that was added before it was known for which volume; others have a
+    /// mark that is made from the volume's identity. Older versions wrote no such field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) mark: Option<u16>,
 }
 
 /// A volume that clients can reach.
@@ -376,7 +380,7 @@ mod tests {
         let old = list.get("p", "a").unwrap().record.clone();
         assert_eq!((old.id, old.read_only, old.ublk), (3, true, None));
         assert!(old.pool_id.is_empty());
-        let ublk = Some(UblkRecord { device: Some(7), queues: 2, depth: 0 });
+        let ublk = Some(UblkRecord { device: Some(7), queues: 2, ..UblkRecord::default() });
         let record = Record { volume: "b".to_owned(), id: 4, ublk, ..old };
         list.add(record.clone()).await.unwrap();
         let read = Attachments::read(folder.path()).unwrap();

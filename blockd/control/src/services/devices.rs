@@ -142,15 +142,16 @@ impl Control {
             return Err(device_error(DeviceError::NoDriver));
         };
         let small = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
-        let ublk =
-            UblkRecord { device: None, queues: small(wish.queues), depth: small(wish.depth) };
+        let (queues, depth) = (small(wish.queues), small(wish.depth));
+        let ublk = UblkRecord { device: None, queues, depth, mark: None };
         let intent = Record { ublk: Some(ublk), ..record };
         let spec = spec(pool, volume, &intent);
         self.0.attachments.add(intent.clone()).await?;
         let made = blocking(move || devices.attach(&spec).map_err(device_error)).await;
         let noted = match &made {
             Ok(view) => {
-                let ublk = Some(UblkRecord { device: view.number, ..ublk });
+                let (device, mark) = (view.number, view.ready_mark);
+                let ublk = Some(UblkRecord { device, mark, ..ublk });
                 self.0.attachments.add(Record { ublk, ..intent }).await
             }
             Err(_) => Ok(()),
@@ -294,8 +295,9 @@ impl Control {
                 return Ok(false);
             }
         };
-        if view.number != ublk.device {
-            let ublk = Some(UblkRecord { device: view.number, ..ublk });
+        if (view.number, view.ready_mark) != (ublk.device, ublk.mark) {
+            let (device, mark) = (view.number, view.ready_mark);
+            let ublk = Some(UblkRecord { device, mark, ..ublk });
             self.0.attachments.add(Record { ublk, ..record.clone() }).await?;
         }
         let path = view.path.unwrap_or_default();
@@ -349,7 +351,22 @@ impl Control {
             };
             self.events().publish(EventKind::DeviceCleaned, "", "", text);
         }
+        if let Some(devices) = self.ublk() {
+            devices.make_ready();
+        }
         Ok(())
+    }
+
+    /// Deletes the block devices that no volume has, before the daemon ends.
+    pub async fn end_ready_devices(&self) {
+        let Some(devices) = self.ublk().map(Arc::clone) else { return };
+        let ended = blocking(move || {
+            devices.end();
+            Ok(())
+        });
+        if let Err(error) = ended.await {
+            tracing::warn!(%error, "block devices that were ready stay");
+        }
     }
 
     /// The volumes that have a block device.
@@ -385,5 +402,6 @@ fn spec(pool: &PoolHandle, volume: &VolumeSummary, record: &Record) -> DeviceSpe
         queues: ublk.queues,
         depth: ublk.depth,
         zero_copy,
+        ready_mark: ublk.mark,
     }
 }

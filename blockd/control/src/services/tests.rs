@@ -461,7 +461,7 @@ async fn a_volume_detached_meanwhile_is_not_recovered() {
     let mut rig = Rig::new().await;
     rig.client.create_volume(create("a", MIB)).await.unwrap();
     let id = rig.volumes().await[0].id;
-    let ublk = Some(UblkRecord { device: None, queues: 1, depth: 32 });
+    let ublk = Some(UblkRecord { queues: 1, depth: 32, ..UblkRecord::default() });
     let (pool, volume) = ("default".to_owned(), "a".to_owned());
     let record = Record { pool, volume, id, pool_id: String::new(), read_only: false, ublk };
     // As it was looked up before it was detached.

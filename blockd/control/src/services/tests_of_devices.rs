@@ -117,6 +117,7 @@ const OPTIONS: DeviceOptions = DeviceOptions {
     max_bytes: 128 << 10,
     zero_copy: false,
     own_namespace: false,
+    ready: 0,
 };
 
 #[tokio::test]

@@ -61,6 +61,8 @@ pub struct DeviceSpec {
     pub depth: u16,
     /// The pool's devices can do IO with pages that are not ours.
     pub zero_copy: bool,
+    /// The present device's mark, if that device was added before it was known for which volume.
+    pub ready_mark: Option<u16>,
 }
 
 /// A device, or why there is none.
@@ -84,6 +86,8 @@ pub struct DeviceView {
     pub granted: u64,
     /// Why it is not served.
     pub problem: Option<String>,
+    /// Its mark, if it was added before it was known for which volume.
+    pub ready_mark: Option<u16>,
 }
 
 /// The parts that the steps need.
@@ -95,12 +99,23 @@ pub(super) struct Kit {
     pub(super) places: Places,
 }
 
+/// What the kernel has to know of a device when it is added; all else when it is started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Shape {
+    /// 0: as configured.
+    pub(super) queues: u16,
+    /// 0: as configured.
+    pub(super) depth: u16,
+    pub(super) zero_copy: bool,
+}
+
 /// A device that serves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Serving {
     pub(super) info: DeviceInfo,
     pub(super) asked: u64,
     pub(super) numbers: Option<(u32, u32)>,
+    pub(super) ready_mark: Option<u16>,
 }
 
 impl Serving {
@@ -116,6 +131,7 @@ impl Serving {
             asked: self.asked,
             granted: self.info.flags,
             problem: None,
+            ready_mark: self.ready_mark,
         }
     }
 }
@@ -125,28 +141,41 @@ fn is_zero_copy(info: &DeviceInfo) -> bool {
 }
 
 impl Kit {
+    /// The mark of a volume's present device.
     pub(super) fn mark(&self, spec: &DeviceSpec) -> Mark {
+        let mark = self.new_mark(spec);
+        Mark { volume: spec.ready_mark.unwrap_or(mark.volume), ..mark }
+    }
+
+    /// The mark of a device that is added for a volume.
+    fn new_mark(&self, spec: &DeviceSpec) -> Mark {
         Mark::new(self.options.owner, &spec.pool, spec.volume)
     }
 
-    /// The request to the driver for a volume's device.
-    fn request(&self, spec: &DeviceSpec, driver: u64, number: Option<u32>) -> AddRequest {
-        let flags = features::to_ask(driver, self.options.zero_copy && spec.zero_copy);
+    /// The form of a volume's device.
+    pub(super) fn shape(&self, spec: &DeviceSpec) -> Shape {
+        let zero_copy = self.options.zero_copy && spec.zero_copy;
+        Shape { queues: spec.queues, depth: spec.depth, zero_copy }
+    }
+
+    /// The request to the driver for a device.
+    fn request(&self, shape: Shape, driver: u64, number: Option<u32>, mark: Mark) -> AddRequest {
+        let flags = features::to_ask(driver, shape.zero_copy);
         let zero_copy = flags & features::ZERO_COPY == features::ZERO_COPY;
-        let depth = match (spec.depth, self.options.depth) {
+        let depth = match (shape.depth, self.options.depth) {
             (0, 0) if zero_copy => ZERO_COPY_DEPTH,
             (0, 0) => COPY_DEPTH,
             (0, depth) | (depth, _) => depth,
         };
         let most = u16::try_from(self.host.workers()).unwrap_or(u16::MAX).max(1);
-        let queues = if spec.queues == 0 { self.options.queues } else { spec.queues };
+        let queues = if shape.queues == 0 { self.options.queues } else { shape.queues };
         AddRequest {
             number,
             queues: queues.clamp(1, most),
             depth,
             max_bytes: self.options.max_bytes,
             flags,
-            mark: self.mark(spec).to_bits(),
+            mark: mark.to_bits(),
         }
     }
 
@@ -157,6 +186,18 @@ impl Kit {
         spec: &DeviceSpec,
         number: Option<u32>,
     ) -> Result<Serving, DeviceError> {
+        let asked = self.add_unstarted(seat, self.shape(spec), number, self.new_mark(spec))?;
+        self.start(seat, spec, asked)
+    }
+
+    /// Adds a device. Returns the features that were asked for.
+    pub(super) fn add_unstarted(
+        &self,
+        seat: &mut Seat,
+        shape: Shape,
+        number: Option<u32>,
+        mark: Mark,
+    ) -> Result<u64, DeviceError> {
         if !self.driver.is_there() {
             return Err(DeviceError::NoDriver);
         }
@@ -169,7 +210,7 @@ impl Kit {
         let driver = self.driver.features().map_err(refused)?;
         let taken = self.driver.numbers();
         let number = number.filter(|number| !taken.contains(number));
-        let request = self.request(spec, driver, number);
+        let request = self.request(shape, driver, number, mark);
         seat.begin("ADD_DEV");
         let control = self.driver.add(&request).map_err(|error| {
             // The limit has no error of its own, and libublk may retry and return the second error.
@@ -182,15 +223,25 @@ impl Kit {
         })?;
         seat.number_is(control.info().number);
         seat.control = Some(control);
+        Ok(request.flags)
+    }
+
+    /// Starts a device that was added. Leaves nothing behind when that fails.
+    pub(super) fn start(
+        &self,
+        seat: &mut Seat,
+        spec: &DeviceSpec,
+        asked: u64,
+    ) -> Result<Serving, DeviceError> {
         let params = Params {
             size: spec.size,
             block_size: spec.block_size,
             extent_size: spec.extent_size,
-            max_bytes: request.max_bytes,
+            max_bytes: self.options.max_bytes,
             read_only: spec.read_only,
             write_cache: spec.write_cache,
         };
-        let served = self.serve(seat, spec, request.flags, Serve::Start(&params));
+        let served = self.serve(seat, spec, asked, Serve::Start(&params));
         if served.is_err()
             && let Err(error) = self.take_down(seat, false)
         {
@@ -222,7 +273,9 @@ impl Kit {
         }
         let numbers = self.await_file(info.number);
         self.shorten_timeout(info.number);
-        Ok(Serving { info, asked, numbers })
+        let marked = Mark::from_bits(info.mark).map(|mark| mark.volume);
+        let ready_mark = marked.filter(|mark| *mark != self.new_mark(spec).volume);
+        Ok(Serving { info, asked, numbers, ready_mark })
     }
 
     /// Makes the kernel check requests that take long each second. While their server lives, it

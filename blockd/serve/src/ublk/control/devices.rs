@@ -13,6 +13,7 @@ use super::device::{DeviceSpec, DeviceView, Kit, Serving};
 use super::driver::{DeviceState, Driver};
 use super::links::Links;
 use super::mark::Mark;
+use super::ready::Stock;
 use super::recovery::Recovered;
 use super::seat::{COMMAND_LIMIT, DeviceThread, RECOVERY_LIMIT, keep};
 use super::users::{self, Places};
@@ -33,6 +34,8 @@ pub struct DeviceOptions {
     pub zero_copy: bool,
     /// The process has a mount namespace of its own.
     pub own_namespace: bool,
+    /// Devices that are added ahead of need.
+    pub ready: usize,
 }
 
 /// A pool's identity and its volume's.
@@ -71,6 +74,7 @@ impl Seen {
 pub struct Devices {
     kit: Kit,
     links: Links,
+    stock: Stock,
     entries: Mutex<BTreeMap<Key, Arc<Entry>>>,
     stats: UblkStats,
 }
@@ -101,7 +105,8 @@ impl Devices {
         links: Links,
     ) -> Self {
         let kit = Kit { driver, host, options, places };
-        Self { kit, links, entries: Mutex::default(), stats: UblkStats::default() }
+        let stock = Stock::new(&kit, options.ready);
+        Self { kit, links, stock, entries: Mutex::default(), stats: UblkStats::default() }
     }
 
     /// Whether the kernel has the driver.
@@ -114,6 +119,23 @@ impl Devices {
     #[must_use]
     pub fn most_queues(&self) -> usize {
         self.kit.host.workers()
+    }
+
+    /// How many devices are added that no volume has yet.
+    #[must_use]
+    pub fn ready(&self) -> usize {
+        self.stock.len()
+    }
+
+    /// Adds devices ahead of need, as many as are configured, in the background. Later attachments
+    /// do the same.
+    pub fn make_ready(&self) {
+        self.stock.fill();
+    }
+
+    /// Deletes the devices that no volume has, before the daemon ends.
+    pub fn end(&self) {
+        self.stock.end();
     }
 
     /// Counters.
@@ -143,22 +165,42 @@ impl Devices {
         self.entries.lock().get(key).map(Arc::clone)
     }
 
-    /// Makes a device for a volume that has none.
+    /// Makes a device for a volume that has none: starts one that is ready, or adds one.
     pub fn attach(&self, spec: &DeviceSpec) -> Result<DeviceView, DeviceError> {
-        let thread = DeviceThread::start()?;
-        let (kit, wanted) = (self.kit.clone(), spec.clone());
-        let undoing = self.kit.clone();
-        let work = move |seat: &mut _| kit.add(seat, &wanted, None);
+        let (thread, asked) = match self.stock.take(self.kit.shape(spec)) {
+            Some(spare) => (spare.thread, Some(spare.asked)),
+            None => (DeviceThread::start()?, None),
+        };
+        let mut started = self.start(&thread, spec, asked);
+        if matches!(started, Err(DeviceError::Exhausted { .. })) && self.stock.give_up_one() {
+            started = self.start(&thread, spec, None);
+        }
+        self.stock.fill();
+        let serving = started?;
+        let entry = Entry { thread, seen: Mutex::default() };
+        self.set_serving(&entry, spec, serving);
+        self.entries.lock().insert((spec.pool, spec.volume), Arc::new(entry));
+        Ok(serving.view())
+    }
+
+    /// Starts the thread's device, which was added with these features, or adds one.
+    fn start(
+        &self,
+        thread: &DeviceThread,
+        spec: &DeviceSpec,
+        asked: Option<u64>,
+    ) -> Result<Serving, DeviceError> {
+        let (kit, wanted, undoing) = (self.kit.clone(), spec.clone(), self.kit.clone());
+        let work = move |seat: &mut _| match asked {
+            Some(asked) => kit.start(seat, &wanted, asked),
+            None => kit.add(seat, &wanted, None),
+        };
         let undo = move |seat: &mut _, _: Serving| {
             if let Err(error) = undoing.take_down(seat, false) {
                 tracing::warn!(%error, "cannot remove a stale block device");
             }
         };
-        let serving = self.counted(thread.run(COMMAND_LIMIT, work, undo))?;
-        let entry = Entry { thread, seen: Mutex::default() };
-        self.set_serving(&entry, spec, serving);
-        self.entries.lock().insert((spec.pool, spec.volume), Arc::new(entry));
-        Ok(serving.view())
+        self.counted(thread.run(COMMAND_LIMIT, work, undo))
     }
 
     fn set_serving(&self, entry: &Entry, spec: &DeviceSpec, serving: Serving) {
@@ -306,7 +348,7 @@ impl Devices {
         let served =
             |number: &u32| entries.iter().any(|entry| entry.seen.lock().number == Some(*number));
         for number in self.kit.driver.numbers() {
-            if remembered.contains(&number) || served(&number) {
+            if remembered.contains(&number) || served(&number) || self.stock.has(number) {
                 continue;
             }
             match self.clean_one(number) {

@@ -12,6 +12,7 @@ mod links;
 mod mark;
 pub mod mounts;
 mod params;
+mod ready;
 mod recovery;
 mod seat;
 #[cfg(test)]

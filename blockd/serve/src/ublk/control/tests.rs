@@ -207,6 +207,7 @@ const OPTIONS: DeviceOptions = DeviceOptions {
     max_bytes: 128 << 10,
     zero_copy: true,
     own_namespace: false,
+    ready: 0,
 };
 
 impl Rig {
@@ -228,6 +229,18 @@ impl Rig {
 
     /// A daemon, as after a start.
     fn daemon(&self) -> Devices {
+        self.daemon_with(OPTIONS)
+    }
+
+    /// One that keeps this many devices ready, once it has them.
+    fn daemon_with_ready(&self, ready: usize) -> Devices {
+        let daemon = self.daemon_with(DeviceOptions { ready, ..OPTIONS });
+        daemon.make_ready();
+        await_ready(&daemon, ready);
+        daemon
+    }
+
+    fn daemon_with(&self, options: DeviceOptions) -> Devices {
         let places = Places {
             proc: self.folder.join("proc"),
             sys_block: self.folder.join("sys"),
@@ -235,7 +248,7 @@ impl Rig {
         };
         let driver = Arc::new(FakeDriver(Arc::clone(&self.kernel)));
         let host = Arc::clone(&self.host) as Arc<dyn QueueHost>;
-        Devices::at(driver, host, OPTIONS, places, Links(self.folder.join("names")))
+        Devices::at(driver, host, options, places, Links(self.folder.join("names")))
     }
 
     fn use_by_dm(&self, number: u32) {
@@ -284,6 +297,7 @@ fn spec(volume: u32) -> DeviceSpec {
         queues: 0,
         depth: 0,
         zero_copy: true,
+        ready_mark: None,
     }
 }
 
@@ -347,6 +361,72 @@ fn the_limit_of_the_module_and_a_missing_driver_are_named() {
     rig.kernel = Arc::default();
     let text = rig.daemon().attach(&spec(3)).unwrap_err().to_string();
     assert!(text.contains("/dev/ublk-control") && text.contains("modprobe ublk_drv"), "{text}");
+}
+
+fn await_ready(daemon: &Devices, count: usize) {
+    let patience = super::seat::Patience::new(std::time::Duration::from_secs(20));
+    while daemon.ready() != count {
+        assert!(!patience.is_over(), "{} devices are ready, not {count}", daemon.ready());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_ready_device_is_only_started_and_replaced_by_another_one() {
+    let rig = Rig::new();
+    let daemon = rig.daemon_with_ready(1);
+    assert_eq!(rig.kernel.sent(), "ADD_DEV 0");
+    let view = daemon.attach(&spec(1)).unwrap();
+    await_ready(&daemon, 1);
+    assert_eq!((view.number, rig.kernel.sent().as_str()), (Some(0), "START_DEV 0, ADD_DEV 1"));
+    // It was started: no other volume gets it.
+    assert!(daemon.detach(&spec(1), view.number, false).unwrap());
+    assert_eq!(rig.kernel.sent(), "STOP_DEV 0, DEL_DEV 0");
+    // One of another form is added as it is needed.
+    let view = daemon.attach(&DeviceSpec { depth: 16, ..spec(2) }).unwrap();
+    assert_eq!((view.number, rig.kernel.sent().as_str()), (Some(0), "ADD_DEV 0, START_DEV 0"));
+    daemon.end();
+    assert_eq!((daemon.ready(), rig.kernel.sent().as_str()), (0, "STOP_DEV 1, DEL_DEV 1"));
+}
+
+#[test]
+fn ready_devices_leave_room_for_others_under_the_limit() {
+    let rig = Rig::new();
+    // The limit is 3, of which one stays free.
+    let daemon = rig.daemon_with(DeviceOptions { ready: 9, ..OPTIONS });
+    daemon.make_ready();
+    await_ready(&daemon, 2);
+    for volume in 1..=3 {
+        daemon.attach(&DeviceSpec { depth: 16, ..spec(volume) }).unwrap();
+    }
+    assert_eq!((daemon.served(), daemon.ready()), (3, 0));
+    let text = daemon.attach(&spec(4)).unwrap_err().to_string();
+    assert!(text.contains("ublks_max"), "{text}");
+}
+
+#[test]
+fn a_device_that_was_ready_is_known_again_by_the_mark_in_its_record() {
+    let rig = Rig::new();
+    let view = rig.daemon_with_ready(1).attach(&spec(1)).unwrap();
+    let record = DeviceSpec { ready_mark: view.ready_mark, ..spec(1) };
+    assert!(view.ready_mark.is_some());
+    rig.kernel.set_state(0, DeviceState::Quiesced);
+    // A record of a device that had the number before is not about this one.
+    let (other, how) = rig.daemon().recover(&spec(1), Some(0)).unwrap();
+    assert_eq!((how, other.ready_mark), (Recovered::Added, None));
+    assert_ne!(other.number, Some(0));
+    let (again, how) = rig.daemon().recover(&record, Some(0)).unwrap();
+    assert_eq!((again.number, how), (Some(0), Recovered::Continued));
+    assert_eq!(again.ready_mark, view.ready_mark);
+}
+
+#[test]
+fn ready_devices_of_a_daemon_that_died_are_deleted_by_the_next() {
+    let rig = Rig::new();
+    drop(rig.daemon_with_ready(2));
+    let next = rig.daemon();
+    let cleaned: Vec<u32> = next.clean(&[]).into_iter().map(|(number, _)| number).collect();
+    assert_eq!((cleaned, rig.kernel.devices.lock().len()), (vec![0, 1], 0));
 }
 
 #[test]
