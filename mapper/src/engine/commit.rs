@@ -329,6 +329,7 @@ impl Engine {
             self.releases.drop_at(lsn, item);
         }
         self.commit.drops = drops;
+        self.controls.forget_gone(consumed);
         let progress = &self.pool.progress.0;
         progress.durable.fetch_max(consumed.0, Ordering::SeqCst);
         progress.finished.store(progress.captured.load(Ordering::SeqCst), Ordering::SeqCst);

@@ -15,7 +15,7 @@ use crate::plan::CommitTicket;
 use crate::pool::Pool;
 use crate::ring::Dropped;
 use crate::sync::Ordering;
-use crate::units::{VolumeId, WallTime};
+use crate::units::{Lsn, VolumeId, WallTime};
 use crate::volume::{GATED, OPEN, Volume};
 
 pub use command::{Control, ControlId, Outcome};
@@ -71,6 +71,8 @@ pub(crate) struct Controls {
     pub(crate) next_volume_id: u32,
     /// First ancestors, also of volumes that are gone: records of theirs may be under way.
     pub(crate) lineages: BTreeMap<VolumeId, VolumeId>,
+    /// Volumes that are gone, and the LSN of that. Rising.
+    gone: VecDeque<(Lsn, VolumeId)>,
     /// The device table that the next superblock names.
     pub(super) devices: Option<DeviceTable>,
     /// Some volume has been given settings: the next superblock says that there are such.
@@ -102,6 +104,18 @@ impl Controls {
         outcome: Outcome,
     ) {
         self.current = Some(Current::Draining { id, change, gated, outcome });
+    }
+
+    /// A volume is gone with this LSN.
+    pub(super) fn note_gone(&mut self, volume: VolumeId, lsn: Lsn) {
+        self.gone.push_back((lsn, volume));
+    }
+
+    /// Forgets volumes that are gone and have no record left after this LSN.
+    pub(super) fn forget_gone(&mut self, consumed: Lsn) {
+        while let Some((_, volume)) = self.gone.pop_front_if(|(lsn, _)| *lsn <= consumed) {
+            self.lineages.remove(&volume);
+        }
     }
 
     pub(super) fn lineage_of(&self, pool: &Pool, volume: VolumeId) -> VolumeId {
@@ -424,5 +438,28 @@ impl Engine {
         // The checkpoint's step of this poll is over: ask for another poll.
         self.pool.want_engine();
         again(self, true)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// A daemon that makes and deletes volumes for years does not grow by them.
+    #[test]
+    fn volumes_that_are_gone_are_forgotten_with_their_last_record() {
+        let mut controls = Controls::default();
+        for id in 1..=3 {
+            controls.lineages.insert(VolumeId(id), VolumeId(1));
+        }
+        controls.note_gone(VolumeId(1), Lsn(10));
+        controls.note_gone(VolumeId(3), Lsn(20));
+        controls.forget_gone(Lsn(9));
+        assert_eq!(controls.lineages.len(), 3);
+        controls.forget_gone(Lsn(19));
+        assert!(controls.lineages.keys().eq([&VolumeId(2), &VolumeId(3)]));
+        controls.forget_gone(Lsn(20));
+        assert!(controls.lineages.keys().eq([&VolumeId(2)]));
     }
 }

@@ -133,6 +133,7 @@ impl Engine {
             self.labels.remove(tree.place, &mut self.releases.dead_pages);
             self.catalogue.remove(tree.place);
         }
+        self.controls.note_gone(id, lsn);
         Ok(())
     }
 
