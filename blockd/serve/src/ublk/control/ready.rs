@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -13,6 +14,9 @@ use super::DeviceError;
 use super::device::{Kit, Shape};
 use super::mark::Mark;
 use super::seat::{COMMAND_LIMIT, DeviceThread, STACK_BYTES, Seat, keep};
+
+/// How long attachments come first: the kernel adds and starts one device at a time.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A device that was added and not started.
 pub(super) struct Spare {
@@ -109,6 +113,7 @@ impl Stock {
 impl Shared {
     fn fill(&self) {
         loop {
+            std::thread::sleep(PAUSE);
             while self.add_one() {}
             self.is_filling.store(false, Ordering::Release);
             // One may have been taken after the last look and before that.
