@@ -1,6 +1,8 @@
 //! Clones of one image: how long it takes to make and attach them with few and with many there,
 //! and what they cost while nothing is written, beside overlays of qemu.
 
+mod churn;
+
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +32,8 @@ const STRIDE: u64 = 8 << 20;
 const FIRST_READ: usize = 4096;
 /// How long a server of a peer may take to listen.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Clients that are connected when the daemon is killed: each takes a descriptor of ours.
+const MOST_CLIENTS: usize = 1000;
 /// Time without calls before memory is measured.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -133,20 +137,23 @@ impl Bench {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let mut all = Vec::new();
         for &clones in &self.clones {
-            let settings = Settings {
-                home: Home::Below(self.folder.clone()),
-                program: Some(self.blockd.clone()),
-                pool_size: self.size + (2 << 30),
-                tables: "[log]\nlevel = \"warn\"".to_owned(),
-                ..Settings::default()
-            };
-            let mut daemon = Daemon::new("bench-clones", &settings)?;
+            let mut daemon = Daemon::new("bench-clones", &self.settings())?;
             daemon.start()?;
             let figures = runtime.block_on(self.with(&mut daemon, clones));
             all.push(figures.with_context(|| daemon.last_words())?);
             daemon.stop()?;
         }
         Ok(all)
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            home: Home::Below(self.folder.clone()),
+            program: Some(self.blockd.clone()),
+            pool_size: self.size + (2 << 30),
+            tables: "[log]\nlevel = \"warn\"".to_owned(),
+            ..Settings::default()
+        }
     }
 
     async fn with(&self, daemon: &mut Daemon, clones: usize) -> Result<Figures> {
@@ -186,11 +193,7 @@ impl Bench {
             ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             lists.push(clock.seconds());
         }
-        daemon.stop()?;
-        let clock = Clock::start();
-        daemon.start()?;
-        read(daemon, &format!("clone-{}", clones - 1))?;
-        let restart_s = clock.seconds();
+        let restart_s = restart(daemon, clones)?;
         let mut client = control::connect(daemon);
         let clock = Clock::start();
         for number in 0..clones {
@@ -276,6 +279,25 @@ impl Drop for Servers {
             let _ = server.wait();
         }
     }
+}
+
+/// Kills the daemon under a client of each clone and starts it again. Returns the seconds until the
+/// last clone is read; then each of them is.
+fn restart(daemon: &mut Daemon, clones: usize) -> Result<f64> {
+    let names = (0..clones).map(|number| format!("clone-{number}"));
+    let connected: Result<Vec<_>> =
+        names.clone().take(MOST_CLIENTS).map(|name| daemon.connect(&name)).collect();
+    let connected = connected?;
+    daemon.kill()?;
+    drop(connected);
+    let clock = Clock::start();
+    daemon.start()?;
+    read(daemon, &format!("clone-{}", clones - 1))?;
+    let seconds = clock.seconds();
+    for name in names {
+        read(daemon, &name)?;
+    }
+    Ok(seconds)
 }
 
 async fn make(client: &mut ControlClient<Channel>, name: &str) -> Result<()> {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blockd_bench::clones::{Bench, Figures, Overlays, Times};
@@ -29,6 +30,12 @@ struct Arguments {
     /// Half a minute: up to 100 clones of a small image
     #[arg(long)]
     quick: bool,
+    /// Ten minutes in which volumes come and go, in place of all else: does anything grow
+    #[arg(long)]
+    long: bool,
+    /// Seconds of that
+    #[arg(long, value_name = "SECONDS", requires = "long", default_value_t = 600)]
+    seconds: u64,
     /// Where pool and images lie
     #[arg(long, default_value = "/dev/shm")]
     folder: PathBuf,
@@ -56,6 +63,12 @@ fn main() -> Result<()> {
     };
     ensure!(bench.clones.iter().all(|count| *count > 0), "--clones: at least 1");
     facts::print_known();
+    if arguments.long {
+        let rows = bench.churn(Duration::from_secs(arguments.seconds))?;
+        report::print("volumes that come and go", &rows);
+        ensure!(rows.iter().all(|row| row.met() != Some(false)), "something grows");
+        return Ok(());
+    }
     println!("\nan image of {} MiB in {}", bench.size >> 20, bench.folder.display());
     let overlays = bench.overlays()?;
     let figures = bench.measure()?;
