@@ -82,6 +82,8 @@ pub(crate) enum Verb {
     Features(features::Features),
     Import(import_export::Import),
     Export(import_export::Export),
+    Send(import_export::send::Send),
+    Receive(import_export::Receive),
     #[command(subcommand)]
     Pool(pool::Pool),
     #[command(subcommand)]

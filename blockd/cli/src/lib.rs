@@ -167,6 +167,8 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Features(features) => features.run(context).await,
         Verb::Import(import) => import.run(context).await,
         Verb::Export(export) => export.run(context).await,
+        Verb::Send(send) => send.run(context).await,
+        Verb::Receive(receive) => receive.run(context).await,
         Verb::Pool(pool) => pool.run(context).await,
         Verb::Node(node) => node.run(context).await,
         Verb::Health(health) => health.run(context).await,

@@ -22,7 +22,7 @@ use crate::client::Client;
 use crate::duration::duration;
 use crate::transfer::export::{self, Sink};
 use crate::transfer::format::Format;
-use crate::transfer::increment::{Header, Identity, Writer};
+use crate::transfer::increment::{Header, Identity, Position, Writer};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::transfer::{Stop, qemu};
@@ -84,8 +84,47 @@ struct Answer {
     seconds: f64,
 }
 
+/// How the backup is written that `blockd send` makes.
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    /// Only what comes behind this position.
+    pub(super) resume: Option<Position>,
+    /// The level of compression.
+    pub(super) level: Option<i32>,
+}
+
+impl Stream {
+    /// Checks that the position is one in this stream, and has the header say what is in it.
+    pub(super) fn apply(&self, header: &mut Header) -> Result<(), Error> {
+        header.is_compressed = self.level.is_some();
+        let Some(position) = &self.resume else { return Ok(()) };
+        let (of, size_bytes) = (&header.snapshot.name, header.snapshot.size_bytes);
+        if position.ends != header.ends() {
+            let allowed = format!(
+                "a position of the stream of {} since {}, which is {}",
+                shown(of),
+                header.base.as_ref().map_or_else(|| "nothing".to_owned(), |one| shown(&one.name)),
+                header.ends()
+            );
+            return Err(Error::invalid("resume", position, allowed));
+        }
+        let is_block = position.offset.is_multiple_of(header.block_bytes.into());
+        if !is_block || position.offset > size_bytes {
+            let allowed = format!("at whole blocks of the {size_bytes} bytes of {}", shown(of));
+            return Err(Error::invalid("resume", position, allowed));
+        }
+        header.from_bytes = position.offset;
+        Ok(())
+    }
+}
+
 impl Export {
-    pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
+        self.write(context, Stream::default()).await
+    }
+
+    /// Makes the image, or the backup as `stream` has it.
+    pub(super) async fn write(mut self, context: &Context, stream: Stream) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name].into_iter().chain(&mut self.since))?;
         let to_stdout = self.file.as_os_str() == "-";
         let format = self.format()?;
@@ -100,10 +139,11 @@ impl Export {
             let problem = format!("is a block device now: copy {device}, or detach it first");
             return Err(Error::in_use(format!("volume {}", volume.name), problem));
         }
-        let header = match format {
+        let mut header = match format {
             Format::Backup => Some(self.header(&mut client, &volume).await?),
             Format::Raw | Format::Qcow2 => None,
         };
+        header.as_mut().map_or(Ok(()), |header| stream.apply(header))?;
         // Before anything is attached: most often it is this that is wrong.
         let output = Output::open(&self.file, self.force)?;
         let asked_for = identity(&volume);
@@ -119,13 +159,14 @@ impl Export {
             volume = answers::volume(client.attach_volume(request).await?.volume)?;
         }
         let clock = Clock::start();
-        let copied = match self.copy(context, &volume, &output, header.clone()).await {
-            Ok(bytes) => {
-                let base = header.as_ref().and_then(|header| header.base.as_ref());
-                self.check_same(&mut client, &asked_for, base).await.map(|()| bytes)
-            }
-            Err(error) => Err(error),
-        };
+        let copied =
+            match self.copy(context, &volume, &output, (header.clone(), stream.level)).await {
+                Ok(bytes) => {
+                    let base = header.as_ref().and_then(|header| header.base.as_ref());
+                    self.check_same(&mut client, &asked_for, base).await.map(|()| bytes)
+                }
+                Err(error) => Err(error),
+            };
         let detached = if attached { self.detach(&mut client, &volume).await } else { Ok(()) };
         let written_bytes = copied.map_err(|error| error.with_note(&output.given_up()))?;
         output.place()?;
@@ -149,7 +190,11 @@ impl Export {
     }
 
     /// The header of a backup of this snapshot.
-    async fn header(&self, client: &mut Client, volume: &Volume) -> Result<Header, Error> {
+    pub(super) async fn header(
+        &self,
+        client: &mut Client,
+        volume: &Volume,
+    ) -> Result<Header, Error> {
         let what = |volume: &Volume| format!("volume {}", shown(&volume.name));
         if volume.kind() != VolumeKind::Snapshot {
             let problem = "changes while it is copied: take a snapshot of it, and export that";
@@ -185,6 +230,8 @@ impl Export {
             block_bytes: volume.block_size,
             snapshot: identity(volume),
             base: base.as_ref().map(identity),
+            from_bytes: 0,
+            is_compressed: false,
         })
     }
 
@@ -224,7 +271,7 @@ impl Export {
         context: &Context,
         volume: &Volume,
         output: &Output,
-        header: Option<Header>,
+        (header, level): (Option<Header>, Option<i32>),
     ) -> Result<Option<u64>, Error> {
         let stop = Arc::new(Stop::default());
         let size_bytes = amount(volume.size_bytes);
@@ -244,13 +291,14 @@ impl Export {
                         let export = export::Export {
                             source: &target,
                             size_bytes,
+                            from_bytes: header.as_ref().map_or(0, |header| header.from_bytes),
                             name: &path.display().to_string(),
                             patience,
                             stop: &stop,
                             progress: &progress,
                         };
                         let sink = match header {
-                            Some(header) => backup_sink(file, &header, &path),
+                            Some(header) => backup_sink(file, &header, level, &path),
                             None => sink(file, size_bytes, &path),
                         };
                         sink.and_then(|sink| export.run(sink)).map(Some)
@@ -315,12 +363,20 @@ fn sink(output: Option<File>, size_bytes: u64, path: &Path) -> Result<Sink, Erro
 }
 
 /// The same of a backup, which begins with what it is.
-fn backup_sink(output: Option<File>, header: &Header, path: &Path) -> Result<Sink, Error> {
+fn backup_sink(
+    output: Option<File>,
+    header: &Header,
+    level: Option<i32>,
+    path: &Path,
+) -> Result<Sink, Error> {
     let out: Box<dyn Write + Send> = match output {
         Some(file) => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Special(file))),
         None => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Stdout)),
     };
-    let writer = Writer::begin(out, header);
+    let writer = Writer::begin(out, header).and_then(|writer| match level {
+        Some(level) => writer.compressing(level),
+        None => Ok(writer),
+    });
     let writer = writer.map_err(|source| Error::file("write", path, source))?;
     Ok(Sink::Increment(writer, header.base.is_some()))
 }
