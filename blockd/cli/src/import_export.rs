@@ -5,6 +5,7 @@ mod apply;
 mod export;
 mod import;
 mod output;
+mod remote;
 pub(crate) mod send;
 
 pub(crate) use apply::receive::Receive;

@@ -16,6 +16,7 @@ use blockd_media::error::{Error, ErrorKind, shown};
 use serde::Serialize;
 
 use super::output::Output;
+use super::remote::{Remote, SCHEME};
 use super::{address, blocking, identity, interruptible, pool_id, qemu_export, settled};
 use crate::answers;
 use crate::client::Client;
@@ -23,6 +24,7 @@ use crate::duration::duration;
 use crate::transfer::export::{self, Sink};
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, Identity, Position, Writer};
+use crate::transfer::link::{Outgoing, Shared};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::transfer::{Stop, qemu};
@@ -38,7 +40,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// image or not. With --since only the changes between two snapshots are written, as a backup that
 /// `blockd import --apply` applies to a copy of the older one; `--format backup` without --since
 /// makes the full backup that such a copy begins with. A backup has checksums and names its source.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd export data data.img\n  \
                   blockd export data - | gzip > data.gz\n  \
                   blockd export data@tuesday tuesday.blkd --since data@monday")]
@@ -91,6 +93,16 @@ pub(super) struct Stream {
     pub(super) resume: Option<Position>,
     /// The level of compression.
     pub(super) level: Option<i32>,
+    /// The receiver, if the stream goes over TCP.
+    pub(super) remote: Option<Remote>,
+}
+
+/// A copy that is to be made.
+struct Job {
+    /// Of a backup.
+    header: Option<Header>,
+    level: Option<i32>,
+    link: Option<Shared>,
 }
 
 impl Stream {
@@ -120,11 +132,11 @@ impl Stream {
 
 impl Export {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
-        self.write(context, Stream::default()).await
+        self.write(context, &Stream::default()).await
     }
 
     /// Makes the image, or the backup as `stream` has it.
-    pub(super) async fn write(mut self, context: &Context, stream: Stream) -> Result<(), Error> {
+    pub(super) async fn write(mut self, context: &Context, stream: &Stream) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name].into_iter().chain(&mut self.since))?;
         let to_stdout = self.file.as_os_str() == "-";
         let format = self.format()?;
@@ -145,7 +157,13 @@ impl Export {
         };
         header.as_mut().map_or(Ok(()), |header| stream.apply(header))?;
         // Before anything is attached: most often it is this that is wrong.
-        let output = Output::open(&self.file, self.force)?;
+        let (output, link) = match (&stream.remote, &mut header) {
+            (Some(remote), Some(header)) => match remote.begin(header, &volume).await? {
+                Some(link) => (Output::Stdout, Some(link)),
+                None => return self.say_done(context, &volume),
+            },
+            _ => (Output::open(&self.file, self.force)?, None),
+        };
         let asked_for = identity(&volume);
         let attached = !volume.attached;
         if attached {
@@ -159,16 +177,19 @@ impl Export {
             volume = answers::volume(client.attach_volume(request).await?.volume)?;
         }
         let clock = Clock::start();
-        let copied =
-            match self.copy(context, &volume, &output, (header.clone(), stream.level)).await {
-                Ok(bytes) => {
-                    let base = header.as_ref().and_then(|header| header.base.as_ref());
-                    self.check_same(&mut client, &asked_for, base).await.map(|()| bytes)
-                }
-                Err(error) => Err(error),
-            };
+        let job = Job { header: header.clone(), level: stream.level, link: link.clone() };
+        let copied = match self.copy(context, &volume, &output, job).await {
+            Ok(bytes) => {
+                let base = header.as_ref().and_then(|header| header.base.as_ref());
+                self.check_same(&mut client, &asked_for, base).await.map(|()| bytes)
+            }
+            Err(error) => Err(error),
+        };
         let detached = if attached { self.detach(&mut client, &volume).await } else { Ok(()) };
-        let written_bytes = copied.map_err(|error| error.with_note(&output.given_up()))?;
+        let written_bytes = match (&stream.remote, link) {
+            (Some(remote), Some(link)) => remote.finish(link, copied).await?,
+            _ => copied.map_err(|error| error.with_note(&output.given_up()))?,
+        };
         output.place()?;
         detached?;
         if !attached {
@@ -271,7 +292,7 @@ impl Export {
         context: &Context,
         volume: &Volume,
         output: &Output,
-        (header, level): (Option<Header>, Option<i32>),
+        Job { header, level, link }: Job,
     ) -> Result<Option<u64>, Error> {
         let stop = Arc::new(Stop::default());
         let size_bytes = amount(volume.size_bytes);
@@ -298,7 +319,7 @@ impl Export {
                             progress: &progress,
                         };
                         let sink = match header {
-                            Some(header) => backup_sink(file, &header, level, &path),
+                            Some(header) => backup_sink(out(file, link), &header, level, &path),
                             None => sink(file, size_bytes, &path),
                         };
                         sink.and_then(|sink| export.run(sink)).map(Some)
@@ -313,6 +334,11 @@ impl Export {
             }
         };
         interruptible(&stop, blocking(work)).await
+    }
+
+    /// The answer where the receiver has the snapshot already.
+    fn say_done(&self, context: &Context, volume: &Volume) -> Result<(), Error> {
+        self.say(context, volume, None, &Clock::start())
     }
 
     fn say(
@@ -334,12 +360,22 @@ impl Export {
             written_bytes,
             seconds: clock.elapsed().as_secs_f64(),
         };
+        let is_remote = self.file.as_os_str().as_encoded_bytes().starts_with(SCHEME.as_bytes());
         context.output.either(&answer, || {
             let size = |bytes| context.output.size(bytes);
             let takes = answer
                 .allocated_bytes
                 .map_or(String::new(), |bytes| format!(", takes {}", size(bytes)));
             let file = answer.file.display();
+            if is_remote && answer.written_bytes.is_none() {
+                return format!("{}: {file} has it already\n", volume.name);
+            }
+            if is_remote {
+                let bytes = size(answer.written_bytes.unwrap_or(0));
+                let since =
+                    self.since.as_ref().map_or(String::new(), |one| format!(" since {one}"));
+                return format!("{}: {bytes}{since} sent to {file}\n", volume.name);
+            }
             if let Some(since) = &answer.since {
                 let changed = size(answer.written_bytes.unwrap_or(0));
                 return format!("{}: {changed} since {since} exported to {file}\n", volume.name);
@@ -362,17 +398,23 @@ fn sink(output: Option<File>, size_bytes: u64, path: &Path) -> Result<Sink, Erro
     Ok(Sink::File(file))
 }
 
+/// Where a backup goes.
+fn out(file: Option<File>, link: Option<Shared>) -> Box<dyn Write + Send> {
+    match (link, file) {
+        (Some(link), _) => Box::new(Outgoing(link)),
+        (None, Some(file)) => Box::new(Special(file)),
+        (None, None) => Box::new(Stdout),
+    }
+}
+
 /// The same of a backup, which begins with what it is.
 fn backup_sink(
-    output: Option<File>,
+    out: Box<dyn Write + Send>,
     header: &Header,
     level: Option<i32>,
     path: &Path,
 ) -> Result<Sink, Error> {
-    let out: Box<dyn Write + Send> = match output {
-        Some(file) => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Special(file))),
-        None => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Stdout)),
-    };
+    let out: Box<dyn Write + Send> = Box::new(BufWriter::with_capacity(BUFFER_BYTES, out));
     let writer = Writer::begin(out, header).and_then(|writer| match level {
         Some(level) => writer.compressing(level),
         None => Ok(writer),

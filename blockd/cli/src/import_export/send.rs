@@ -4,25 +4,32 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use blockd_api::v1::{DiffVolumeRequest, GetVolumeRequest, RangeState, Volume};
-use blockd_media::error::Error;
+use blockd_media::clock::Clock;
+use blockd_media::error::{Error, ErrorKind};
 use blockd_media::units;
 use serde::Serialize;
 
 use super::export::{Export, Stream};
+use super::remote::Remote;
 use crate::client::Client;
 use crate::duration::duration;
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, LEVELS, Position};
+use crate::transfer::link::TlsArguments;
 use crate::{Context, amount, answers, names};
 
 /// The level of compression where none is given: that of zstd's own program.
 const DEFAULT_LEVEL: i32 = 3;
 
+/// Between two attempts to reach a receiver.
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// Send a snapshot to `blockd receive`, as a whole or since an earlier one
 ///
 /// The stream has checksums, and names the snapshot and its base. It is that of `blockd export
 /// --format backup`; it can also be kept as a file. A transfer that was cut off goes on with
-/// --resume where `blockd receive --position` says.
+/// --resume where `blockd receive --position` says; one over TCP does so by itself. There both
+/// sides show certificates, unless the connection stays on this host.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  \
                   blockd send data@monday | ssh HOST blockd receive copy\n  \
@@ -32,7 +39,8 @@ pub(crate) struct Send {
     /// The snapshot, NAME or POOL/NAME
     pub name: String,
 
-    /// Where to: a file, or "-" for standard output
+    /// Where to: a file, "-" for standard output, or tcp://HOST:PORT of a `blockd receive
+    /// --listen`, with /NAME where the volume has another name there
     #[arg(default_value = "-")]
     pub target: PathBuf,
 
@@ -60,9 +68,12 @@ pub(crate) struct Send {
     #[arg(long)]
     pub force: bool,
 
-    /// How long to wait for a daemon that has gone away
+    /// How long to wait for a daemon or receiver that has gone away
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub reconnect: Duration,
+
+    #[command(flatten)]
+    pub tls: TlsArguments,
 }
 
 fn level(text: &str) -> Result<i32, String> {
@@ -84,7 +95,15 @@ struct Estimate {
 impl Send {
     pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name].into_iter().chain(&mut self.since))?;
-        let stream = Stream { resume: self.resume.clone(), level: self.compress };
+        let remote = match self.target.to_str() {
+            Some(target) => Remote::parse(target, false, &self.tls)?,
+            None => None,
+        };
+        if remote.is_some() && self.resume.is_some() {
+            let allowed = "without --resume: the receiver says where to begin";
+            return Err(Error::invalid("TARGET", self.target.display(), allowed));
+        }
+        let stream = Stream { resume: self.resume.clone(), level: self.compress, remote };
         let export = Export {
             name: self.name.clone(),
             file: self.target.clone(),
@@ -95,7 +114,7 @@ impl Send {
             reconnect: self.reconnect,
         };
         if !self.dry_run {
-            return export.write(context, stream).await;
+            return send(&export, context, &stream).await;
         }
         let mut client = context.client().await?;
         let request = GetVolumeRequest { name: self.name.clone(), pool: self.pool.clone() };
@@ -111,6 +130,25 @@ impl Send {
                 estimate.since.as_ref().map_or(String::new(), |one| format!(" since {one}"));
             format!("{}: at most {size} of data to send{since}\n", volume.name)
         })
+    }
+}
+
+/// Sends the stream; again from where the receiver is, when the connection was cut off.
+async fn send(export: &Export, context: &Context, stream: &Stream) -> Result<(), Error> {
+    let mut clock = Clock::start();
+    loop {
+        let sent = export.clone().write(context, stream).await;
+        let (Some(remote), Err(error)) = (&stream.remote, &sent) else { return sent };
+        // Each transfer that begins goes on where the one before ended.
+        if remote.has_begun() {
+            clock = Clock::start();
+        }
+        let is_cut = error.kind() == ErrorKind::Io && !remote.is_refused();
+        if !is_cut || clock.elapsed() >= export.reconnect {
+            return sent;
+        }
+        eprintln!("blockd: {error}; trying again");
+        tokio::time::sleep(PAUSE).await;
     }
 }
 

@@ -7,6 +7,8 @@
 //! finished by another one, which finds the hidden volume; behind it only the hidden volume is
 //! left, to be deleted.
 
+mod listen;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -30,6 +32,7 @@ use crate::labels::Pairs;
 use crate::transfer::Stop;
 use crate::transfer::import::{self, Source};
 use crate::transfer::increment::{Position, Record};
+use crate::transfer::link::TlsArguments;
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::{Context, amount, answers, names};
@@ -44,18 +47,32 @@ const LABEL: &str = "blockd.io/receive";
 /// the data goes to a hidden volume, .receive-NAME, and NAME changes at once at the end. Afterwards
 /// a snapshot marks what the volume holds, for the next stream. A receive that was cut off keeps
 /// what it has: --position prints what to give `blockd send --resume`, and `blockd del
-/// .receive-NAME` gives it up.
+/// .receive-NAME` gives it up. With --listen the streams come over TCP, from `blockd send
+/// tcp://HOST:PORT`, and go on by themselves after a cut.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd receive copy monday.blkd\n  \
                   blockd send data@monday | ssh HOST blockd receive copy\n  \
-                  blockd receive copy --position")]
+                  blockd receive copy --position\n  \
+                  blockd receive --listen [::]:7010 --tls-cert host.pem --tls-key host.key \
+                  --tls-ca ca.pem")]
 pub(crate) struct Receive {
-    /// The volume to be made or changed, NAME or POOL/NAME
-    pub name: String,
+    /// The volume to be made or changed, NAME or POOL/NAME; without it --listen takes any, under
+    /// the name that its sender says
+    #[arg(required_unless_present = "listen")]
+    pub name: Option<String>,
 
     /// Where from: a file, or "-" for standard input
     #[arg(default_value = "-")]
     pub source: PathBuf,
+
+    /// Wait here for senders, one after the other, until a signal. Without certificates only at
+    /// an address of this host
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["source", "position"])]
+    pub listen: Option<String>,
+
+    /// End after the first stream that was received whole
+    #[arg(long, requires = "listen")]
+    pub once: bool,
 
     /// Print how far an earlier receive came, and receive nothing
     #[arg(long, conflicts_with = "source")]
@@ -73,6 +90,9 @@ pub(crate) struct Receive {
     /// How long to wait for a daemon that has gone away
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub reconnect: Duration,
+
+    #[command(flatten)]
+    pub tls: TlsArguments,
 }
 
 /// The output of `--position --json`.
@@ -85,14 +105,18 @@ struct Progressed {
 
 impl Receive {
     pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
-        names::place(&mut self.pool, [&mut self.name])?;
-        names::check_visible(&self.name)?;
-        if self.position {
-            return self.say_position(context).await;
-        }
+        names::place(&mut self.pool, &mut self.name)?;
+        self.name.iter().try_for_each(|name| names::check_visible(name))?;
         let sync_bytes = units::parse_size("sync-every", &self.sync_every)?;
         if sync_bytes == 0 {
             return Err(Error::invalid("sync-every", 0, "more than 0"));
+        }
+        if let Some(address) = self.listen.clone() {
+            return listen::run(&self, &address, sync_bytes, context).await;
+        }
+        let Some(name) = self.name.clone() else { return Err(Error::missing("NAME", "given")) };
+        if self.position {
+            return self.say_position(&name, context).await;
         }
         let stop = Arc::new(Stop::default());
         let backup = {
@@ -100,30 +124,22 @@ impl Receive {
             let wanted = !context.output.is_json();
             interruptible(&Arc::clone(&stop), blocking(move || open(&path, wanted, &stop))).await?
         };
-        let asked = Import::backup(self.source, self.name, self.pool, self.reconnect);
+        let asked = Import::backup(self.source, name, self.pool, self.reconnect);
         let clock = Clock::start();
         let header = backup.input.header().clone();
         let apply = Apply::begin(&asked, context, header).await?;
         let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json())?;
         let answer = match receiver.prepare().await? {
             Prepared::Done(volume, marker) => receiver.apply.answer(volume, Some(marker), &clock),
-            Prepared::Hidden(hidden) => {
-                let created = receiver.apply.header.base.is_none();
-                let written_bytes = receiver.fill(&hidden, backup.input, &stop).await?;
-                let (volume, marker) = receiver.show(hidden).await?;
-                let answer = receiver.apply.answer(volume, Some(marker), &clock);
-                Answer { changed: true, created, written_bytes, ..answer }
-            }
+            Prepared::Hidden(hidden) => receiver.take(hidden, backup.input, &stop, &clock).await?,
         };
         context.output.either(&answer, || human(&answer, &asked, context))
     }
 
-    async fn say_position(&self, context: &Context) -> Result<(), Error> {
+    async fn say_position(&self, name: &str, context: &Context) -> Result<(), Error> {
         let mut client = context.client().await?;
-        let name = names::hidden(&self.name);
-        let Some(hidden) = found(&mut client, &name, &self.pool).await? else {
-            return Err(Error::not_found("partly received volume", &self.name));
-        };
+        let hidden = found(&mut client, &names::hidden(name), &self.pool).await?;
+        let hidden = hidden.ok_or_else(|| Error::not_found("partly received volume", name))?;
         let position = position(&hidden).ok_or_else(|| unreadable(&hidden))?;
         let progressed = Progressed {
             received_bytes: position.offset,
@@ -135,7 +151,7 @@ impl Receive {
 }
 
 /// The state before a stream is read.
-pub(super) enum Prepared {
+enum Prepared {
     /// The volume has the content of the stream already, as a snapshot of it records.
     Done(Volume, String),
     Hidden(Volume),
@@ -159,6 +175,21 @@ impl<'a> Receiver<'a> {
             return Err(Error::invalid("the name of the hidden volume", shown(&name), allowed));
         }
         Ok(Self { apply: Apply { is_forcible: false, ..apply }, name, sync_bytes, shows })
+    }
+
+    /// Receives what is left of a stream.
+    async fn take(
+        &mut self,
+        hidden: Volume,
+        input: Input,
+        stop: &Arc<Stop>,
+        clock: &Clock,
+    ) -> Result<Answer, Error> {
+        let created = self.apply.header.base.is_none();
+        let written_bytes = self.fill(&hidden, input, stop).await?;
+        let (volume, marker) = self.show(hidden).await?;
+        let answer = self.apply.answer(volume, Some(marker), clock);
+        Ok(Answer { changed: true, created, written_bytes, ..answer })
     }
 
     /// Finds what an earlier receive has left, or makes the hidden volume. Refuses a stream that
