@@ -165,6 +165,61 @@ fn a_transfer_goes_on_where_either_end_was_killed() {
     wait_until("the hidden volume is gone", || !there.ok(&["list", "--all"]).contains(".receive-"));
 }
 
+#[test]
+fn a_volume_moves_while_it_is_used_and_is_attached_there() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let target = listening.target();
+    let mut client = connect(&here, "data");
+    client.write(50 * MIB, &pattern(1 << 20, 50), false).unwrap();
+    let (code, error) = here.failure(&["move", "data", &target]);
+    assert!(code == 7 && error.contains("has it up to data@move-1: end the programs"), "{error}");
+    assert!(raw(&there, "data") == raw(&here, "data@move-1"));
+    client.write(51 * MIB, &pattern(1 << 20, 51), false).unwrap();
+    client.disconnect().unwrap();
+    wait_until("the client is gone", || here.json(&["show", "data"])["volume"]["connections"] == 0);
+    let done = here.json(&["move", "data", &target]);
+    let rounds = done["rounds"].as_array().unwrap();
+    assert_eq!((rounds.len(), &rounds[0]["since"]), (2, &"data@move-1".into()), "{done}");
+    assert_eq!(rounds[0]["written_bytes"], MIB);
+    assert!(raw(&there, "data") == raw(&here, "data"));
+    assert_eq!(there.json(&["show", "data"])["volume"]["attached"], true);
+    assert_eq!(here.json(&["show", "data"])["volume"]["attached"], false);
+    assert_eq!(here.json(&["show", "data"])["snapshots"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn a_replica_gets_what_changed_and_a_few_snapshots_stay() {
+    let (here, there) = two_hosts();
+    let mut listening = Listening::start(&there, "127.0.0.1:0", &["--keep", "2"]);
+    let (address, target) = (listening.address.clone(), listening.target());
+    for round in 1..=4_u64 {
+        let mut client = connect(&here, "data");
+        client.write((30 + round) * MIB, &pattern(1 << 20, round), false).unwrap();
+        client.disconnect().unwrap();
+        if round == 3 {
+            // Without a receiver the snapshot stays, and is sent by the next.
+            drop(listening);
+            let failed = here.failure(&["replicate", "data", &target, "--reconnect", "1ms"]);
+            assert_eq!(failed.0, 9, "{}", failed.1);
+            listening = Listening::start(&there, &address, &["--keep", "2"]);
+        }
+        let done = here.json(&["replicate", "data", &target, "--keep", "2"]);
+        let sent = done["rounds"].as_array().unwrap();
+        assert_eq!(sent.len(), if round == 3 { 2 } else { 1 }, "{done}");
+        assert!(raw(&there, "data") == raw(&here, "data"), "{round}");
+    }
+    let count = |daemon: &Daemon, begin: &str| {
+        let listed = daemon.json(&["list"]);
+        let names = listed["volumes"].as_array().unwrap().iter();
+        names.filter(|one| one["name"].as_str().unwrap().starts_with(begin)).count()
+    };
+    assert_eq!(count(&here, "data@replica-"), 2);
+    assert_eq!(count(&there, "data@"), 2);
+    let labels = here.json(&["show", "data"])["volume"]["labels"].take();
+    assert!(labels["blockd.io/replicated-unix-ms"].as_str().unwrap().parse::<u64>().is_ok());
+}
+
 /// Files of an authority, and of what it signed.
 fn identities(daemon: &Daemon, authority: &str, names: &[&str]) {
     let mut of_authority = CertificateParams::new(Vec::new()).unwrap();

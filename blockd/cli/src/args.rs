@@ -84,6 +84,8 @@ pub(crate) enum Verb {
     Export(import_export::Export),
     Send(import_export::send::Send),
     Receive(import_export::Receive),
+    Move(import_export::rounds::Move),
+    Replicate(import_export::rounds::Replicate),
     #[command(subcommand)]
     Pool(pool::Pool),
     #[command(subcommand)]

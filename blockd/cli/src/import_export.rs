@@ -6,6 +6,7 @@ mod export;
 mod import;
 mod output;
 mod remote;
+pub(crate) mod rounds;
 pub(crate) mod send;
 
 pub(crate) use apply::receive::Receive;

@@ -169,6 +169,8 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Export(export) => export.run(context).await,
         Verb::Send(send) => send.run(context).await,
         Verb::Receive(receive) => receive.run(context).await,
+        Verb::Move(moving) => moving.run(context).await,
+        Verb::Replicate(replicate) => replicate.run(context).await,
         Verb::Pool(pool) => pool.run(context).await,
         Verb::Node(node) => node.run(context).await,
         Verb::Health(health) => health.run(context).await,

@@ -40,7 +40,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// image or not. With --since only the changes between two snapshots are written, as a backup that
 /// `blockd import --apply` applies to a copy of the older one; `--format backup` without --since
 /// makes the full backup that such a copy begins with. A backup has checksums and names its source.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd export data data.img\n  \
                   blockd export data - | gzip > data.gz\n  \
                   blockd export data@tuesday tuesday.blkd --since data@monday")]
@@ -74,7 +74,7 @@ pub(crate) struct Export {
 
 /// The output of `--json`, unless the image goes to standard output.
 #[derive(Debug, Serialize)]
-struct Answer {
+pub(super) struct Answer {
     file: PathBuf,
     size_bytes: u64,
     /// The bytes that the file takes on its file system; null when it is no file.
@@ -82,7 +82,7 @@ struct Answer {
     /// The base of an incremental backup; null where it is none.
     since: Option<String>,
     /// Bytes of data that were written.
-    written_bytes: Option<u64>,
+    pub(super) written_bytes: Option<u64>,
     seconds: f64,
 }
 
@@ -131,13 +131,14 @@ impl Stream {
 }
 
 impl Export {
-    pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
-        self.write(context, &Stream::default()).await
+    pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, [&mut self.name].into_iter().chain(&mut self.since))?;
+        let answer = self.write(context, &Stream::default()).await?;
+        self.say(context, &answer)
     }
 
     /// Makes the image, or the backup as `stream` has it.
-    pub(super) async fn write(mut self, context: &Context, stream: &Stream) -> Result<(), Error> {
-        names::place(&mut self.pool, [&mut self.name].into_iter().chain(&mut self.since))?;
+    pub(super) async fn write(&self, context: &Context, stream: &Stream) -> Result<Answer, Error> {
         let to_stdout = self.file.as_os_str() == "-";
         let format = self.format()?;
         if to_stdout && format == Format::Qcow2 {
@@ -160,7 +161,7 @@ impl Export {
         let (output, link) = match (&stream.remote, &mut header) {
             (Some(remote), Some(header)) => match remote.begin(header, &volume).await? {
                 Some(link) => (Output::Stdout, Some(link)),
-                None => return self.say_done(context, &volume),
+                None => return Ok(self.answer(&volume, None, &Clock::start())),
             },
             _ => (Output::open(&self.file, self.force)?, None),
         };
@@ -195,7 +196,7 @@ impl Export {
         if !attached {
             settled(&mut client, &volume, volume.connections).await?;
         }
-        self.say(context, &volume, written_bytes, &clock)
+        Ok(self.answer(&volume, written_bytes, &clock))
     }
 
     fn format(&self) -> Result<Format, Error> {
@@ -336,51 +337,46 @@ impl Export {
         interruptible(&stop, blocking(work)).await
     }
 
-    /// The answer where the receiver has the snapshot already.
-    fn say_done(&self, context: &Context, volume: &Volume) -> Result<(), Error> {
-        self.say(context, volume, None, &Clock::start())
-    }
-
-    fn say(
-        &self,
-        context: &Context,
-        volume: &Volume,
-        written_bytes: Option<u64>,
-        clock: &Clock,
-    ) -> Result<(), Error> {
-        if self.file.as_os_str() == "-" {
-            return Ok(());
-        }
+    /// No bytes were written where the receiver has the snapshot already.
+    fn answer(&self, volume: &Volume, written_bytes: Option<u64>, clock: &Clock) -> Answer {
         let metadata = std::fs::metadata(&self.file).ok().filter(std::fs::Metadata::is_file);
-        let answer = Answer {
+        Answer {
             file: self.file.clone(),
             size_bytes: amount(volume.size_bytes),
             allocated_bytes: metadata.map(|metadata| metadata.blocks() * 512),
             since: self.since.clone(),
             written_bytes,
             seconds: clock.elapsed().as_secs_f64(),
-        };
+        }
+    }
+
+    /// Prints the answer, unless the image went to standard output.
+    pub(super) fn say(&self, context: &Context, answer: &Answer) -> Result<(), Error> {
+        if self.file.as_os_str() == "-" {
+            return Ok(());
+        }
         let is_remote = self.file.as_os_str().as_encoded_bytes().starts_with(SCHEME.as_bytes());
-        context.output.either(&answer, || {
+        context.output.either(answer, || {
             let size = |bytes| context.output.size(bytes);
-            let takes = answer
-                .allocated_bytes
-                .map_or(String::new(), |bytes| format!(", takes {}", size(bytes)));
-            let file = answer.file.display();
-            if is_remote && answer.written_bytes.is_none() {
-                return format!("{}: {file} has it already\n", volume.name);
+            let (name, file) = (&self.name, answer.file.display());
+            let written = answer.written_bytes.map(size);
+            match (is_remote, &answer.since, written) {
+                (true, _, None) => format!("{name}: {file} has it already\n"),
+                (true, None, Some(bytes)) => format!("{name}: {bytes} sent to {file}\n"),
+                (true, Some(since), Some(bytes)) => {
+                    format!("{name}: {bytes} since {since} sent to {file}\n")
+                }
+                (false, Some(since), written) => {
+                    let changed = written.unwrap_or_else(|| size(0));
+                    format!("{name}: {changed} since {since} exported to {file}\n")
+                }
+                (false, None, _) => {
+                    let takes =
+                        answer.allocated_bytes.map(|bytes| format!(", takes {}", size(bytes)));
+                    let size = size(answer.size_bytes);
+                    format!("{name}: {size} exported to {file}{}\n", takes.unwrap_or_default())
+                }
             }
-            if is_remote {
-                let bytes = size(answer.written_bytes.unwrap_or(0));
-                let since =
-                    self.since.as_ref().map_or(String::new(), |one| format!(" since {one}"));
-                return format!("{}: {bytes}{since} sent to {file}\n", volume.name);
-            }
-            if let Some(since) = &answer.since {
-                let changed = size(answer.written_bytes.unwrap_or(0));
-                return format!("{}: {changed} since {since} exported to {file}\n", volume.name);
-            }
-            format!("{}: {} exported to {file}{takes}\n", volume.name, size(answer.size_bytes))
         })
     }
 }

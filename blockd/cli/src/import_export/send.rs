@@ -9,7 +9,7 @@ use blockd_media::error::{Error, ErrorKind};
 use blockd_media::units;
 use serde::Serialize;
 
-use super::export::{Export, Stream};
+use super::export::{Answer, Export, Stream};
 use super::remote::Remote;
 use crate::client::Client;
 use crate::duration::duration;
@@ -76,7 +76,7 @@ pub(crate) struct Send {
     pub tls: TlsArguments,
 }
 
-fn level(text: &str) -> Result<i32, String> {
+pub(super) fn level(text: &str) -> Result<i32, String> {
     let (name, level) = text.split_once(':').map_or((text, None), |(name, l)| (name, Some(l)));
     let level = level.map_or(Some(DEFAULT_LEVEL), |level| level.parse().ok());
     let level = level.filter(|level| name == "zstd" && LEVELS.contains(level));
@@ -114,7 +114,8 @@ impl Send {
             reconnect: self.reconnect,
         };
         if !self.dry_run {
-            return send(&export, context, &stream).await;
+            let answer = send(&export, context, &stream).await?;
+            return export.say(context, &answer);
         }
         let mut client = context.client().await?;
         let request = GetVolumeRequest { name: self.name.clone(), pool: self.pool.clone() };
@@ -134,10 +135,14 @@ impl Send {
 }
 
 /// Sends the stream; again from where the receiver is, when the connection was cut off.
-async fn send(export: &Export, context: &Context, stream: &Stream) -> Result<(), Error> {
+pub(super) async fn send(
+    export: &Export,
+    context: &Context,
+    stream: &Stream,
+) -> Result<Answer, Error> {
     let mut clock = Clock::start();
     loop {
-        let sent = export.clone().write(context, stream).await;
+        let sent = export.write(context, stream).await;
         let (Some(remote), Err(error)) = (&stream.remote, &sent) else { return sent };
         // Each transfer that begins goes on where the one before ended.
         if remote.has_begun() {

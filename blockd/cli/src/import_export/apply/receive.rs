@@ -16,7 +16,7 @@ use std::time::Duration;
 use blockd_api::v1::{
     AddVolumeRequest, AttachVolumeRequest, CloneVolumesRequest, ConfigureVolumeRequest,
     CreateVolumeRequest, DeleteVolumeRequest, DetachVolumeRequest, FrontEnd, GetVolumeRequest,
-    RenameVolumeRequest, ResizeVolumeRequest, RollbackVolumeRequest, Volume,
+    RenameVolumeRequest, ResizeVolumeRequest, RollbackVolumeRequest, Volume, VolumeKind,
 };
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, ErrorKind, shown};
@@ -69,6 +69,11 @@ pub(crate) struct Receive {
     /// an address of this host
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["source", "position"])]
     pub listen: Option<String>,
+
+    /// Keep only the newest N snapshots of NAME that mark what came from the same pool; delete
+    /// older ones after a stream [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub keep: Option<u32>,
 
     /// End after the first stream that was received whole
     #[arg(long, requires = "listen")]
@@ -129,6 +134,7 @@ impl Receive {
         let header = backup.input.header().clone();
         let apply = Apply::begin(&asked, context, header).await?;
         let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json())?;
+        receiver.keep = self.keep;
         let answer = match receiver.prepare().await? {
             Prepared::Done(volume, marker) => receiver.apply.answer(volume, Some(marker), &clock),
             Prepared::Hidden(hidden) => receiver.take(hidden, backup.input, &stop, &clock).await?,
@@ -166,6 +172,8 @@ struct Receiver<'a> {
     sync_bytes: u64,
     /// Whether progress is shown.
     shows: bool,
+    /// How many snapshots that record a content stay; all where it is absent.
+    keep: Option<u32>,
 }
 
 impl<'a> Receiver<'a> {
@@ -174,7 +182,13 @@ impl<'a> Receiver<'a> {
         if let Err(allowed) = check_name(&name) {
             return Err(Error::invalid("the name of the hidden volume", shown(&name), allowed));
         }
-        Ok(Self { apply: Apply { is_forcible: false, ..apply }, name, sync_bytes, shows })
+        Ok(Self {
+            apply: Apply { is_forcible: false, ..apply },
+            name,
+            sync_bytes,
+            shows,
+            keep: None,
+        })
     }
 
     /// Receives what is left of a stream.
@@ -188,6 +202,7 @@ impl<'a> Receiver<'a> {
         let created = self.apply.header.base.is_none();
         let written_bytes = self.fill(&hidden, input, stop).await?;
         let (volume, marker) = self.show(hidden).await?;
+        self.retain(&volume).await?;
         let answer = self.apply.answer(volume, Some(marker), clock);
         Ok(Answer { changed: true, created, written_bytes, ..answer })
     }
@@ -400,6 +415,31 @@ impl<'a> Receiver<'a> {
         let rolled_back = self.apply.client.rollback_volume(request).await?.volume;
         self.delete_hidden().await?;
         Ok((answers::volume(rolled_back)?, marker))
+    }
+
+    /// Deletes older snapshots that record what came from the stream's pool.
+    async fn retain(&mut self, volume: &Volume) -> Result<(), Error> {
+        let Some(keep) = self.keep else { return Ok(()) };
+        let pool: String =
+            self.apply.header.pool_id[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+        let (begin, mark) = (format!("{}@", volume.name), format!(".{pool}-"));
+        let mut all = self.apply.all(volume).await?;
+        all.retain(|one| {
+            let is_one = one.name.starts_with(&begin) && one.name.contains(&mark);
+            is_one && one.kind() == VolumeKind::Snapshot
+        });
+        all.sort_by_key(|one| one.id);
+        let old = all.len().saturating_sub(keep as usize);
+        for one in all.drain(..old) {
+            let request = DeleteVolumeRequest {
+                name: one.name,
+                pool: one.pool,
+                force: false,
+                ..Default::default()
+            };
+            self.apply.client.delete_volume(request).await?;
+        }
+        Ok(())
     }
 
     /// Refuses a hidden volume that another receive writes. The connections of one that was killed
