@@ -8,6 +8,7 @@ use blockd_api::v1::{
     GetVolumeRequest, ListVolumesRequest, SnapshotMember, Volume, VolumeKind,
 };
 use blockd_media::error::{Error, shown};
+use blockd_media::names::REPLICATED_LABEL;
 use serde::Serialize;
 
 use super::export::{Export, Stream};
@@ -22,8 +23,6 @@ use crate::{Context, answers, names};
 
 /// The label of a snapshot that was sent, with the address of its receiver.
 const SENT: &str = "blockd.io/sent-to";
-/// The label of a volume with the time of the last snapshot that was replicated.
-const REPLICATED: &str = "blockd.io/replicated-unix-ms";
 /// Rounds before the last of a move. Each takes a part of the time of the one before, unless the
 /// volume is written faster than it can be sent: then more of them are of no use.
 const MAX_ROUNDS: u32 = 8;
@@ -149,7 +148,7 @@ impl Replicate {
         let request = ConfigureVolumeRequest {
             name: rounds.to.name.clone(),
             pool: rounds.to.pool.clone(),
-            set_labels: Pairs::from([(REPLICATED.to_owned(), made.to_string())]),
+            set_labels: Pairs::from([(REPLICATED_LABEL.to_owned(), made.to_string())]),
             ..Default::default()
         };
         rounds.client.configure_volume(request).await?;
