@@ -220,6 +220,25 @@ fn a_replica_gets_what_changed_and_a_few_snapshots_stay() {
     assert!(labels["blockd.io/replicated-unix-ms"].as_str().unwrap().parse::<u64>().is_ok());
 }
 
+/// A receiver that has stopped reading holds a sender up, and a signal ends it nevertheless.
+#[test]
+fn a_sender_whose_receiver_is_silent_can_be_interrupted() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let target = listening.target();
+    signal(&listening.child, "STOP");
+    let mut send = here.command(&["send", "data@mon", &target]);
+    let sender = send.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    signal(&sender, "INT");
+    let output = sender.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(130) && error.contains("interrupted"), "{error}");
+    signal(&listening.child, "CONT");
+    here.ok(&["send", "data@mon", &target]);
+    assert!(raw(&there, "data") == raw(&here, "data@mon"));
+}
+
 /// Files of an authority, and of what it signed.
 fn identities(daemon: &Daemon, authority: &str, names: &[&str]) {
     let mut of_authority = CertificateParams::new(Vec::new()).unwrap();

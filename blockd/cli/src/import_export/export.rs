@@ -24,10 +24,10 @@ use crate::duration::duration;
 use crate::transfer::export::{self, Sink};
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, Identity, Position, Writer};
-use crate::transfer::link::{Outgoing, Shared};
+use crate::transfer::link::{Outgoing, Shared, lock};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
-use crate::transfer::{Stop, qemu};
+use crate::transfer::qemu;
 use crate::{Context, amount, names};
 
 /// Records of a backup gather in a buffer of this size: a head has only 24 bytes.
@@ -295,7 +295,7 @@ impl Export {
         output: &Output,
         Job { header, level, link }: Job,
     ) -> Result<Option<u64>, Error> {
-        let stop = Arc::new(Stop::default());
+        let stop = link.as_ref().map_or_else(Arc::default, |link| Arc::clone(lock(link).stop()));
         let size_bytes = amount(volume.size_bytes);
         let progress = Progress::shown("exporting", size_bytes, !context.output.is_json());
         let work = {

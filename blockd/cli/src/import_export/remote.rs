@@ -7,9 +7,9 @@ use blockd_api::v1::Volume;
 use blockd_media::error::Error;
 
 use super::{blocking, interruptible};
-use crate::transfer::Stop;
 use crate::transfer::increment::Header;
 use crate::transfer::link::{Hello, Link, Reply, Shared, TlsArguments, lock};
+use crate::transfer::{Stop, interrupted};
 
 /// How the address of a receiver begins.
 pub(super) const SCHEME: &str = "tcp://";
@@ -115,6 +115,8 @@ impl Remote {
                     Ok(_) => Ok(done),
                     Err(error) => Err(error),
                 },
+                // An attempt that was stopped is not made again.
+                Err(_) if link.stop().check().is_err() => Err(interrupted()),
                 Err(error) => Err(link.refusal().map_or(error, |error| remote.refused(error))),
             }
         })

@@ -188,6 +188,11 @@ impl Link {
         &self.peer
     }
 
+    /// Ends what waits for the other end, once it is set.
+    pub(crate) fn stop(&self) -> &Arc<Stop> {
+        &self.stop
+    }
+
     /// Begins a transfer, and returns the answer.
     pub(crate) fn begin(&mut self, hello: &Hello) -> Result<Reply, Error> {
         let sent = self.put(&hello.encode());
@@ -289,7 +294,9 @@ impl Link {
     }
 
     fn failed(&self, source: io::Error) -> Error {
-        Error::io(format!("connection with {}", self.peer), source)
+        // A wait that was stopped is no fault of the connection.
+        let failed = |()| Error::io(format!("connection with {}", self.peer), source);
+        self.stop.check().map_or_else(|stopped| stopped, failed)
     }
 
     fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
