@@ -20,20 +20,20 @@ const HEAD: usize = 24;
 /// Chains of the short form.
 const CHAINS: u64 = 3;
 
-/// A daemon with a pool of each extent size.
-fn pools() -> Daemon {
-    let pool = |name: &str, extent: &str| {
-        let path = format!("/dev/shm/blockd-send-{}-{name}", std::process::id());
-        format!(
-            "[[pool]]\nname = \"{name}\"\npath = \"{path}\"\nsize = \"256M\"\nvolatile = true\n\
-             extent_size = \"{extent}\"\n"
-        )
-    };
-    let more = [pool("small", "64K"), pool("medium", "256K"), pool("large", "1M")];
-    Daemon::start_with("64M", &more.concat())
-}
+/// Pools, one of each extent size.
+const POOLS: [&str; 3] = ["64K", "256K", "1M"];
 
-const POOLS: [&str; 3] = ["small", "medium", "large"];
+/// A daemon with these pools.
+fn pools() -> Daemon {
+    let daemon = Daemon::start("64M");
+    for extent in POOLS {
+        let path = daemon.dir.join(format!("{extent}.pool"));
+        let path = path.to_str().unwrap();
+        let create = ["pool", "create", extent, "--path", path, "--size", "256M", "--volatile"];
+        daemon.ok(&[&create[..], &["--extent-size", extent]].concat());
+    }
+    daemon
+}
 
 fn raw(daemon: &Daemon, volume: &str) -> Vec<u8> {
     let output = daemon.run(&["export", volume, "-"]);
