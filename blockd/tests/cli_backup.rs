@@ -215,13 +215,13 @@ fn a_damaged_backup_is_refused_before_anything_is_written() {
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 1;
     let mut newer = whole.clone();
-    newer[8] = 3;
+    newer[8] = 4;
     for (bytes, problem) in [
         (whole[..whole.len() - 1].to_vec(), "ends in the middle: it was cut short"),
         (whole[..whole.len() / 2].to_vec(), "ends in the middle: it was cut short"),
         (whole[..100].to_vec(), "ends in the middle: it was cut short"),
         (flipped, "was changed: the checksum of record"),
-        (newer, "is of a newer version, 3: this blockd reads up to 2"),
+        (newer, "is of a newer version, 4: this blockd reads up to 3"),
         ([whole.as_slice(), &[0]].concat(), "goes on after its end"),
         (pattern(4096, 9), "is no incremental backup of blockd"),
     ] {

@@ -211,6 +211,20 @@ fn it_serves_reports_its_state_and_ends_in_order() {
     assert!(!place.path("run/control.sock").exists() && !place.path("run/nbd.sock").exists());
 }
 
+#[test]
+fn metrics_have_the_time_of_the_newest_replica() {
+    let place = Place::new("[metrics]\naddress = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&place);
+    let label = "blockd.io/replicated-unix-ms=1700000000123";
+    assert!(place.blockd(&["add", "--size", "1M", "v", "--label", label]).status.success());
+    assert!(place.blockd(&["add", "--size", "1M", "other"]).status.success());
+    let (_, metrics) = daemon.get("/metrics");
+    let of = metrics.lines().filter(|line| line.starts_with("blockd_volume_replicated_"));
+    let only =
+        "blockd_volume_replicated_timestamp_seconds{pool=\"default\",volume=\"v\"} 1700000000";
+    assert_eq!(of.collect::<Vec<_>>(), [only]);
+}
+
 /// Of what a client may do to the metrics server.
 #[test]
 fn half_http_requests_do_not_block_metrics_and_readiness() {

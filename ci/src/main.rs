@@ -153,6 +153,8 @@ enum Tests {
     Pmem,
     /// Mistakes of an operator, odd devices and odd images: a line for each
     Safety,
+    /// Random chains of snapshots sent between pools, either end killed at every message
+    Send,
     /// Steps of an operator with every verb of `blockd`, and their expected output
     Operator {
         /// Write the output of the steps to their file
@@ -304,6 +306,7 @@ fn run(action: &Action) -> Result<bool> {
             Ok(test::operator::run(root, *write))
         }
         Action::Test { what: Some(Tests::Safety), .. } => Ok(test::safety::run(root)),
+        Action::Test { what: Some(Tests::Send), .. } => Ok(test::send::run(root)),
         Action::Test { what: Some(Tests::Pmem), .. } => Ok(test::pmem::run(root)),
         Action::Test { long, what: None } => Ok(test::run(root, *long)),
         Action::Model(rest) => forward::sim(root, "model", &rest.arguments).map(|()| true),

@@ -7,6 +7,7 @@ pub(crate) mod operator;
 pub(crate) mod pmem;
 mod programs;
 pub(crate) mod safety;
+pub(crate) mod send;
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -94,6 +94,7 @@ struct Added {
 impl Add {
     pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name])?;
+        names::check_visible(&self.name)?;
         let size_bytes = size_argument("size", &self.size)?;
         let block_size = block_size_argument(self.block_size.as_deref())?;
         let create = CreateVolumeRequest {

@@ -82,6 +82,10 @@ pub(crate) enum Verb {
     Features(features::Features),
     Import(import_export::Import),
     Export(import_export::Export),
+    Send(import_export::send::Send),
+    Receive(import_export::Receive),
+    Move(import_export::rounds::Move),
+    Replicate(import_export::rounds::Replicate),
     #[command(subcommand)]
     Pool(pool::Pool),
     #[command(subcommand)]

@@ -79,6 +79,7 @@ impl Clone {
     pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
         let mut new = self.names()?;
         names::place(&mut self.pool, [&mut self.snapshot].into_iter().chain(&mut new))?;
+        new.iter().try_for_each(|name| names::check_visible(name))?;
         let size = self.size.as_deref().map(|text| size_argument("size", text)).transpose()?;
         if size == Some(0) {
             return Err(Error::invalid("size", 0, "more than 0"));

@@ -1,11 +1,15 @@
-//! `blockd import` and `blockd export`: arguments, the volume's part in it, and what is said
-//! afterwards. The bytes are moved by `transfer`.
+//! `blockd import`, `export`, `send` and `receive`: arguments, the volume's part in it, and the
+//! output afterwards. The bytes are moved by `transfer`.
 
 mod apply;
 mod export;
 mod import;
 mod output;
+mod remote;
+pub(crate) mod rounds;
+pub(crate) mod send;
 
+pub(crate) use apply::receive::Receive;
 use blockd_media::error::Error;
 use blockd_nbd::client::{ServerAddress, Uri};
 pub(crate) use export::Export;

@@ -40,6 +40,32 @@ pub(crate) fn place<'a>(
     Ok(())
 }
 
+/// How the names of hidden volumes begin, which are partly received. Only `blockd receive` makes
+/// them, and `blockd list` leaves them out.
+const HIDDEN: &str = ".receive-";
+
+/// The name of the hidden volume of a volume.
+pub(crate) fn hidden(name: &str) -> String {
+    format!("{HIDDEN}{name}")
+}
+
+/// Whether this is the name of a hidden volume.
+pub(crate) fn is_hidden(name: &str) -> bool {
+    name.starts_with(HIDDEN)
+}
+
+/// Refuses a new name that is one of a hidden volume.
+pub(crate) fn check_visible(name: &str) -> Result<(), Error> {
+    match is_hidden(name) {
+        false => Ok(()),
+        true => Err(Error::invalid(
+            "name",
+            name,
+            format!("one that does not begin with {HIDDEN}, as those do that are partly received"),
+        )),
+    }
+}
+
 /// The error of a volume that does not exist, with the pools that have one of that name.
 pub(crate) async fn with_places(context: &Context, error: Error) -> Error {
     let detail = error.detail();

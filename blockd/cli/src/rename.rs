@@ -36,6 +36,7 @@ struct Renamed {
 impl Rename {
     pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.old, &mut self.new])?;
+        names::check_visible(&self.new)?;
         let old = self.old;
         let request =
             RenameVolumeRequest { name: old.clone(), pool: self.pool, new_name: self.new };

@@ -79,6 +79,7 @@ fn members(
                 return Err(Error::invalid("volume", volume, "VOLUME=NAME, or VOLUME and --tag"));
             }
         };
+        names::check_visible(&name)?;
         Ok(SnapshotMember { volume, name })
     };
     let members: Result<_, Error> = sources.into_iter().zip(given).map(member).collect();

@@ -47,6 +47,10 @@ pub(crate) struct List {
     /// Only volumes with this label; with all of them where it is repeated
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub filter: Vec<String>,
+
+    /// Also hidden volumes: those that `blockd receive` has not received to their end
+    #[arg(long)]
+    pub all: bool,
 }
 
 /// Show one volume: sizes, space, where it is served, who is connected
@@ -100,7 +104,9 @@ impl List {
         let request = ListVolumesRequest { pool: self.pool, brief: !is_counted };
         let answer = client.list_volumes(request).await?;
         let mut listed = Listed { volumes: answer.volumes, releasing: answer.releasing };
-        listed.volumes.retain(|one| labels::has_all(&one.labels, &filter));
+        listed.volumes.retain(|one| {
+            labels::has_all(&one.labels, &filter) && (self.all || !names::is_hidden(&one.name))
+        });
         if let Some(key) = sort {
             key.sort(&mut listed.volumes);
         }

@@ -7,6 +7,10 @@ use blockd_mapper::format::VolumeName;
 /// Bytes that the path of a Unix socket may have: `sun_path` less the closing zero.
 pub const MAX_SOCKET_PATH: usize = 107;
 
+/// The label of a volume with the time of its newest snapshot that another host has, in
+/// milliseconds since 1970: set by `blockd replicate`, and shown by the daemon's metrics.
+pub const REPLICATED_LABEL: &str = "blockd.io/replicated-unix-ms";
+
 /// Whether a pool or volume may have this name; the error is what is allowed. Volumes of older
 /// versions may have names that a new one can't get: see [`check_new_name`].
 pub fn check_name(name: &str) -> Result<(), String> {

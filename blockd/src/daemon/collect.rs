@@ -11,6 +11,7 @@ use blockd_engine::pool::{PoolHandle, RebalanceState, VolumeId};
 use blockd_engine::schedule::Hold;
 use blockd_engine::stats::{MediaOp, Op, Stage, VolumeStats};
 use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::names::REPLICATED_LABEL;
 use blockd_serve::nbd::listener::ListenerStats;
 
 use super::figures::Figures;
@@ -114,6 +115,10 @@ async fn pools(snapshot: &mut Snapshot, control: &Control, figures: &Figures) {
             set("blockd_volume_passed_reserves", volume.passed_reserves);
             set("blockd_volume_attached", attached.into());
             set("blockd_volume_connections", connections);
+            let replicated = volume.labels.get(REPLICATED_LABEL);
+            if let Some(ms) = replicated.and_then(|ms| ms.parse::<u64>().ok()) {
+                set("blockd_volume_replicated_timestamp_seconds", ms / 1000);
+            }
         }
     }
 }

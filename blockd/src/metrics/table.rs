@@ -303,6 +303,13 @@ pub const METRICS: &[Metric] = &[
     ),
     metric("blockd_volume_attached", Gauge, VOLUME, "1 when the volume is attached"),
     metric("blockd_volume_connections", Gauge, VOLUME, "Clients that are connected to the volume"),
+    metric(
+        "blockd_volume_replicated_timestamp_seconds",
+        Gauge,
+        VOLUME,
+        "When the newest snapshot was taken that `blockd replicate` has sent, in Unix time: \
+         `time()` less this is the lag",
+    ),
     metric("blockd_requests", Counter, REQUEST, "Requests answered"),
     metric("blockd_request_bytes", Counter, REQUEST, "Bytes of requests answered"),
     metric("blockd_request_errors", Counter, REQUEST, "Requests answered with an error"),

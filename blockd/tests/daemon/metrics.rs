@@ -22,7 +22,9 @@ fn metrics_have_the_queries_of_alerts_and_dashboard_and_the_names_of_identities(
     assert!(place.blockd(&["snapshot", "v=s"]).status.success());
     let _client = place.with_reserve("w");
     // Causes are reported only where there is one.
-    assert!(place.blockd(&["set", "v", "--quota", "8M"]).status.success());
+    let replicated = "blockd.io/replicated-unix-ms=1700000000000";
+    let set = ["set", "v", "--quota", "8M", "--label", replicated];
+    assert!(place.blockd(&set).status.success());
     let deployed =
         [include_str!("../../../deploy/alerts.yml"), include_str!("../../../deploy/grafana.json")];
     let words =

@@ -5,6 +5,7 @@
 //! The difference to that snapshot shows whether the copy was written since.
 
 mod find;
+pub(super) mod receive;
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
@@ -81,18 +82,12 @@ pub(super) async fn run(asked: &Import, context: &Context) -> Result<(), Error> 
         interruptible(&Arc::clone(&stop), blocking(move || open(&path, wanted, &stop))).await?
     };
     let header = backup.input.header().clone();
-    let mut apply = Apply { asked, client: context.client().await?, header, pool_id: [0; 16] };
-    let clock = Clock::start();
-    let pool = GetPoolRequest { name: asked.pool.clone() };
-    apply.pool_id = pool_id(&answers::pool(apply.client.get_pool(pool).await?.pool)?)?;
-    let marker = apply.marker(&apply.header.snapshot);
-    if let Err(allowed) = check_name(&marker) {
-        return Err(Error::invalid(
-            "the name of the snapshot to be taken",
-            shown(&marker),
-            allowed,
-        ));
+    if header.from_bytes > 0 {
+        let problem = "continues an earlier stream, which `blockd receive` is for";
+        return Err(Error::in_use(asked.file.display().to_string(), problem));
     }
+    let clock = Clock::start();
+    let mut apply = Apply::begin(asked, context, header).await?;
     let answer = match apply.find().await? {
         Found::Done(volume, marker) => apply.answer(volume, Some(marker), &clock),
         Found::Place(place) => {
@@ -154,6 +149,25 @@ struct Apply<'a> {
     header: Header,
     /// Of the pool that the volume is in.
     pool_id: [u8; 16],
+    /// Whether the command can be forced, for errors.
+    is_forcible: bool,
+}
+
+impl<'a> Apply<'a> {
+    async fn begin(asked: &'a Import, context: &Context, header: Header) -> Result<Self, Error> {
+        let mut client = context.client().await?;
+        let pool = GetPoolRequest { name: asked.pool.clone() };
+        let pool_id = pool_id(&answers::pool(client.get_pool(pool).await?.pool)?)?;
+        let apply = Self { asked, client, header, pool_id, is_forcible: true };
+        let marker = apply.marker(&apply.header.snapshot);
+        match check_name(&marker) {
+            Ok(()) => Ok(apply),
+            Err(allowed) => {
+                let field = "the name of the snapshot to be taken";
+                Err(Error::invalid(field, shown(&marker), allowed))
+            }
+        }
+    }
 }
 
 impl Apply<'_> {
@@ -315,7 +329,8 @@ impl Apply<'_> {
                 stop: &stop_there,
                 progress: &progress,
             };
-            let done = import.run(Source::Increment(backup.input));
+            let mut input = backup.input;
+            let done = import.run(Source::Records(Box::new(move || input.next())));
             progress.clear();
             done
         };

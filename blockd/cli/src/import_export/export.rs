@@ -16,16 +16,18 @@ use blockd_media::error::{Error, ErrorKind, shown};
 use serde::Serialize;
 
 use super::output::Output;
+use super::remote::{Remote, SCHEME};
 use super::{address, blocking, identity, interruptible, pool_id, qemu_export, settled};
 use crate::answers;
 use crate::client::Client;
 use crate::duration::duration;
 use crate::transfer::export::{self, Sink};
 use crate::transfer::format::Format;
-use crate::transfer::increment::{Header, Identity, Writer};
+use crate::transfer::increment::{Header, Identity, Position, Writer};
+use crate::transfer::link::{Outgoing, Shared, lock};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
-use crate::transfer::{Stop, qemu};
+use crate::transfer::qemu;
 use crate::{Context, amount, names};
 
 /// Records of a backup gather in a buffer of this size: a head has only 24 bytes.
@@ -72,7 +74,7 @@ pub(crate) struct Export {
 
 /// The output of `--json`, unless the image goes to standard output.
 #[derive(Debug, Serialize)]
-struct Answer {
+pub(super) struct Answer {
     file: PathBuf,
     size_bytes: u64,
     /// The bytes that the file takes on its file system; null when it is no file.
@@ -80,13 +82,63 @@ struct Answer {
     /// The base of an incremental backup; null where it is none.
     since: Option<String>,
     /// Bytes of data that were written.
-    written_bytes: Option<u64>,
+    pub(super) written_bytes: Option<u64>,
     seconds: f64,
+}
+
+/// How the backup is written that `blockd send` makes.
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    /// Only what comes behind this position.
+    pub(super) resume: Option<Position>,
+    /// The level of compression.
+    pub(super) level: Option<i32>,
+    /// The receiver, if the stream goes over TCP.
+    pub(super) remote: Option<Remote>,
+}
+
+/// A copy that is to be made.
+struct Job {
+    /// Of a backup.
+    header: Option<Header>,
+    level: Option<i32>,
+    link: Option<Shared>,
+}
+
+impl Stream {
+    /// Checks that the position is one in this stream, and has the header say what is in it.
+    pub(super) fn apply(&self, header: &mut Header) -> Result<(), Error> {
+        header.is_compressed = self.level.is_some();
+        let Some(position) = &self.resume else { return Ok(()) };
+        let (of, size_bytes) = (&header.snapshot.name, header.snapshot.size_bytes);
+        if position.ends != header.ends() {
+            let allowed = format!(
+                "a position of the stream of {} since {}, which is {}",
+                shown(of),
+                header.base.as_ref().map_or_else(|| "nothing".to_owned(), |one| shown(&one.name)),
+                header.ends()
+            );
+            return Err(Error::invalid("resume", position, allowed));
+        }
+        let is_block = position.offset.is_multiple_of(header.block_bytes.into());
+        if !is_block || position.offset > size_bytes {
+            let allowed = format!("at whole blocks of the {size_bytes} bytes of {}", shown(of));
+            return Err(Error::invalid("resume", position, allowed));
+        }
+        header.from_bytes = position.offset;
+        Ok(())
+    }
 }
 
 impl Export {
     pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name].into_iter().chain(&mut self.since))?;
+        let answer = self.write(context, &Stream::default()).await?;
+        self.say(context, &answer)
+    }
+
+    /// Makes the image, or the backup as `stream` has it.
+    pub(super) async fn write(&self, context: &Context, stream: &Stream) -> Result<Answer, Error> {
         let to_stdout = self.file.as_os_str() == "-";
         let format = self.format()?;
         if to_stdout && format == Format::Qcow2 {
@@ -100,12 +152,19 @@ impl Export {
             let problem = format!("is a block device now: copy {device}, or detach it first");
             return Err(Error::in_use(format!("volume {}", volume.name), problem));
         }
-        let header = match format {
+        let mut header = match format {
             Format::Backup => Some(self.header(&mut client, &volume).await?),
             Format::Raw | Format::Qcow2 => None,
         };
+        header.as_mut().map_or(Ok(()), |header| stream.apply(header))?;
         // Before anything is attached: most often it is this that is wrong.
-        let output = Output::open(&self.file, self.force)?;
+        let (output, link) = match (&stream.remote, &mut header) {
+            (Some(remote), Some(header)) => match remote.begin(header, &volume).await? {
+                Some(link) => (Output::Stdout, Some(link)),
+                None => return Ok(self.answer(&volume, None, &Clock::start())),
+            },
+            _ => (Output::open(&self.file, self.force)?, None),
+        };
         let asked_for = identity(&volume);
         let attached = !volume.attached;
         if attached {
@@ -119,7 +178,8 @@ impl Export {
             volume = answers::volume(client.attach_volume(request).await?.volume)?;
         }
         let clock = Clock::start();
-        let copied = match self.copy(context, &volume, &output, header.clone()).await {
+        let job = Job { header: header.clone(), level: stream.level, link: link.clone() };
+        let copied = match self.copy(context, &volume, &output, job).await {
             Ok(bytes) => {
                 let base = header.as_ref().and_then(|header| header.base.as_ref());
                 self.check_same(&mut client, &asked_for, base).await.map(|()| bytes)
@@ -127,13 +187,16 @@ impl Export {
             Err(error) => Err(error),
         };
         let detached = if attached { self.detach(&mut client, &volume).await } else { Ok(()) };
-        let written_bytes = copied.map_err(|error| error.with_note(&output.given_up()))?;
+        let written_bytes = match (&stream.remote, link) {
+            (Some(remote), Some(link)) => remote.finish(link, copied).await?,
+            _ => copied.map_err(|error| error.with_note(&output.given_up()))?,
+        };
         output.place()?;
         detached?;
         if !attached {
             settled(&mut client, &volume, volume.connections).await?;
         }
-        self.say(context, &volume, written_bytes, &clock)
+        Ok(self.answer(&volume, written_bytes, &clock))
     }
 
     fn format(&self) -> Result<Format, Error> {
@@ -149,7 +212,11 @@ impl Export {
     }
 
     /// The header of a backup of this snapshot.
-    async fn header(&self, client: &mut Client, volume: &Volume) -> Result<Header, Error> {
+    pub(super) async fn header(
+        &self,
+        client: &mut Client,
+        volume: &Volume,
+    ) -> Result<Header, Error> {
         let what = |volume: &Volume| format!("volume {}", shown(&volume.name));
         if volume.kind() != VolumeKind::Snapshot {
             let problem = "changes while it is copied: take a snapshot of it, and export that";
@@ -185,6 +252,8 @@ impl Export {
             block_bytes: volume.block_size,
             snapshot: identity(volume),
             base: base.as_ref().map(identity),
+            from_bytes: 0,
+            is_compressed: false,
         })
     }
 
@@ -224,9 +293,9 @@ impl Export {
         context: &Context,
         volume: &Volume,
         output: &Output,
-        header: Option<Header>,
+        Job { header, level, link }: Job,
     ) -> Result<Option<u64>, Error> {
-        let stop = Arc::new(Stop::default());
+        let stop = link.as_ref().map_or_else(Arc::default, |link| Arc::clone(lock(link).stop()));
         let size_bytes = amount(volume.size_bytes);
         let progress = Progress::shown("exporting", size_bytes, !context.output.is_json());
         let work = {
@@ -244,13 +313,14 @@ impl Export {
                         let export = export::Export {
                             source: &target,
                             size_bytes,
+                            from_bytes: header.as_ref().map_or(0, |header| header.from_bytes),
                             name: &path.display().to_string(),
                             patience,
                             stop: &stop,
                             progress: &progress,
                         };
                         let sink = match header {
-                            Some(header) => backup_sink(file, &header, &path),
+                            Some(header) => backup_sink(out(file, link), &header, level, &path),
                             None => sink(file, size_bytes, &path),
                         };
                         sink.and_then(|sink| export.run(sink)).map(Some)
@@ -267,36 +337,46 @@ impl Export {
         interruptible(&stop, blocking(work)).await
     }
 
-    fn say(
-        &self,
-        context: &Context,
-        volume: &Volume,
-        written_bytes: Option<u64>,
-        clock: &Clock,
-    ) -> Result<(), Error> {
-        if self.file.as_os_str() == "-" {
-            return Ok(());
-        }
+    /// No bytes were written where the receiver has the snapshot already.
+    fn answer(&self, volume: &Volume, written_bytes: Option<u64>, clock: &Clock) -> Answer {
         let metadata = std::fs::metadata(&self.file).ok().filter(std::fs::Metadata::is_file);
-        let answer = Answer {
+        Answer {
             file: self.file.clone(),
             size_bytes: amount(volume.size_bytes),
             allocated_bytes: metadata.map(|metadata| metadata.blocks() * 512),
             since: self.since.clone(),
             written_bytes,
             seconds: clock.elapsed().as_secs_f64(),
-        };
-        context.output.either(&answer, || {
+        }
+    }
+
+    /// Prints the answer, unless the image went to standard output.
+    pub(super) fn say(&self, context: &Context, answer: &Answer) -> Result<(), Error> {
+        if self.file.as_os_str() == "-" {
+            return Ok(());
+        }
+        let is_remote = self.file.as_os_str().as_encoded_bytes().starts_with(SCHEME.as_bytes());
+        context.output.either(answer, || {
             let size = |bytes| context.output.size(bytes);
-            let takes = answer
-                .allocated_bytes
-                .map_or(String::new(), |bytes| format!(", takes {}", size(bytes)));
-            let file = answer.file.display();
-            if let Some(since) = &answer.since {
-                let changed = size(answer.written_bytes.unwrap_or(0));
-                return format!("{}: {changed} since {since} exported to {file}\n", volume.name);
+            let (name, file) = (&self.name, answer.file.display());
+            let written = answer.written_bytes.map(size);
+            match (is_remote, &answer.since, written) {
+                (true, _, None) => format!("{name}: {file} has it already\n"),
+                (true, None, Some(bytes)) => format!("{name}: {bytes} sent to {file}\n"),
+                (true, Some(since), Some(bytes)) => {
+                    format!("{name}: {bytes} since {since} sent to {file}\n")
+                }
+                (false, Some(since), written) => {
+                    let changed = written.unwrap_or_else(|| size(0));
+                    format!("{name}: {changed} since {since} exported to {file}\n")
+                }
+                (false, None, _) => {
+                    let takes =
+                        answer.allocated_bytes.map(|bytes| format!(", takes {}", size(bytes)));
+                    let size = size(answer.size_bytes);
+                    format!("{name}: {size} exported to {file}{}\n", takes.unwrap_or_default())
+                }
             }
-            format!("{}: {} exported to {file}{takes}\n", volume.name, size(answer.size_bytes))
         })
     }
 }
@@ -314,13 +394,27 @@ fn sink(output: Option<File>, size_bytes: u64, path: &Path) -> Result<Sink, Erro
     Ok(Sink::File(file))
 }
 
+/// Where a backup goes.
+fn out(file: Option<File>, link: Option<Shared>) -> Box<dyn Write + Send> {
+    match (link, file) {
+        (Some(link), _) => Box::new(Outgoing(link)),
+        (None, Some(file)) => Box::new(Special(file)),
+        (None, None) => Box::new(Stdout),
+    }
+}
+
 /// The same of a backup, which begins with what it is.
-fn backup_sink(output: Option<File>, header: &Header, path: &Path) -> Result<Sink, Error> {
-    let out: Box<dyn Write + Send> = match output {
-        Some(file) => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Special(file))),
-        None => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Stdout)),
-    };
-    let writer = Writer::begin(out, header);
+fn backup_sink(
+    out: Box<dyn Write + Send>,
+    header: &Header,
+    level: Option<i32>,
+    path: &Path,
+) -> Result<Sink, Error> {
+    let out: Box<dyn Write + Send> = Box::new(BufWriter::with_capacity(BUFFER_BYTES, out));
+    let writer = Writer::begin(out, header).and_then(|writer| match level {
+        Some(level) => writer.compressing(level),
+        None => Ok(writer),
+    });
     let writer = writer.map_err(|source| Error::file("write", path, source))?;
     Ok(Sink::Increment(writer, header.base.is_some()))
 }

@@ -126,8 +126,25 @@ struct Place {
 }
 
 impl Import {
+    /// A backup that is applied.
+    pub(super) fn backup(file: PathBuf, name: String, pool: String, reconnect: Duration) -> Self {
+        Self {
+            file,
+            name,
+            format: WantedFormat::Auto,
+            follow_backing: false,
+            pool,
+            size: None,
+            overwrite: false,
+            apply: true,
+            force: false,
+            reconnect,
+        }
+    }
+
     pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name])?;
+        names::check_visible(&self.name)?;
         if self.apply {
             return apply::run(&self, context).await;
         }
@@ -288,7 +305,7 @@ impl Import {
         let size_bytes = amount(place.volume.size_bytes);
         let (empty, patience) = (place.created, self.reconnect);
         let work: Work = match (image.gated, image.source) {
-            (None, source) | (Some(_), source @ (Source::Stream(_) | Source::Increment(_))) => {
+            (None, source) | (Some(_), source @ (Source::Stream(_) | Source::Records(_))) => {
                 let target = Target::new(address(&place.volume)?, size_bytes);
                 let block_bytes = usize::try_from(place.volume.block_size).unwrap_or(512).max(512);
                 let stop = Arc::clone(&stop);

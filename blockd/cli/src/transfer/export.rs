@@ -36,6 +36,8 @@ pub(crate) struct Export<'a> {
     pub(crate) source: &'a dyn Connect,
     /// Its size.
     pub(crate) size_bytes: u64,
+    /// Where to begin.
+    pub(crate) from_bytes: u64,
     /// Of the output, for errors.
     pub(crate) name: &'a str,
     /// How long to wait for a daemon that has gone away.
@@ -169,7 +171,8 @@ struct Feed<'a> {
 impl Feed<'_> {
     fn run(mut self) -> Result<(), Failure> {
         let size_bytes = self.export.size_bytes;
-        let mut offset = 0;
+        let mut offset = self.export.from_bytes;
+        self.export.progress.skip(offset);
         while offset < size_bytes {
             let len = (size_bytes - offset).min(ALLOCATION_BYTES);
             let known = self.map.request("block status", |port| port.allocation(offset, len))?;
@@ -354,6 +357,7 @@ mod tests {
         let export = Export {
             source: memory,
             size_bytes: memory.bytes().len() as u64,
+            from_bytes: 0,
             name: "output",
             patience: Duration::from_secs(10),
             stop: &stop,

@@ -11,7 +11,7 @@ use blockd_media::error::Error;
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use nix::unistd::{Whence, lseek};
 
-use super::increment::{self, Record};
+use super::increment::Record;
 use super::port::{Allocation, Connect, Holds, Lasting};
 use super::progress::Progress;
 use super::{
@@ -20,7 +20,6 @@ use super::{
 use writer::Writer;
 
 /// Where the bytes come from.
-#[derive(Debug)]
 pub(crate) enum Source {
     /// A regular file or a block device: holes are skipped.
     File {
@@ -32,15 +31,14 @@ pub(crate) enum Source {
         name: String,
     },
     /// Standard input, or whatever else cannot be read twice.
-    Stream(Box<dyn ReadDebug>),
-    /// An incremental backup: ranges that it does not name are left as they are.
-    Increment(increment::Reader<Box<dyn Read + Send>>),
+    Stream(Box<dyn Read + Send>),
+    /// The records of a backup, up to the first `None`: ranges that they do not name are left as
+    /// they are.
+    Records(Records),
 }
 
-/// A reader that can be shown in a debug print.
-pub(crate) trait ReadDebug: Read + Send + std::fmt::Debug {}
-
-impl<T: Read + Send + std::fmt::Debug> ReadDebug for T {}
+/// Returns the next record at each call.
+pub(crate) type Records = Box<dyn FnMut() -> Result<Option<Record>, Error> + Send>;
 
 /// The parameters of an import.
 pub(crate) struct Import<'a> {
@@ -95,7 +93,7 @@ impl Import<'_> {
         let connect = || Lasting::connect(self.target, self.patience, self.stop);
         let ports = (0..CONNECTION_COUNT).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
         // Zeroes of a backup are where its base had data: no use in looking.
-        let looks = !self.empty && !matches!(source, Source::Increment(_));
+        let looks = !self.empty && !matches!(source, Source::Records(_));
         let map = if looks { Some(connect()?) } else { None };
         let (mut source_bytes, written_bytes) = (0, AtomicU64::new(0));
         let failed = AtomicBool::new(false);
@@ -105,7 +103,7 @@ impl Import<'_> {
                 let again = again.map_err(|cause| Error::io(format!("reading {name}"), cause))?;
                 Some((again, name.clone()))
             }
-            Source::Stream(_) | Source::Increment(_) => None,
+            Source::Stream(_) | Source::Records(_) => None,
         };
         let file = file.as_ref().map(|(file, name)| (file, name.as_str()));
         std::thread::scope(|scope| {
@@ -157,7 +155,7 @@ impl Feed<'_> {
         let end = match source {
             Source::File { file, size_bytes, name } => self.file(&file, size_bytes, &name)?,
             Source::Stream(stream) => self.stream(stream)?,
-            Source::Increment(reader) => return self.increment(reader),
+            Source::Records(records) => return self.records(records),
         };
         *self.source_bytes = end;
         // The rest of the volume has to read as zeroes, whatever it held before.
@@ -185,7 +183,7 @@ impl Feed<'_> {
 
     /// Imports a stream. It is read on a thread that is never joined: input may never come, and the
     /// transfer has to be able to end nevertheless.
-    fn stream(&mut self, mut stream: Box<dyn ReadDebug>) -> Result<u64, Failure> {
+    fn stream(&mut self, mut stream: Box<dyn Read + Send>) -> Result<u64, Failure> {
         let (filled, buffers) = bounded(CONNECTION_COUNT);
         std::thread::spawn(move || {
             loop {
@@ -220,12 +218,9 @@ impl Feed<'_> {
         }
     }
 
-    fn increment(
-        &mut self,
-        mut reader: increment::Reader<Box<dyn Read + Send>>,
-    ) -> Result<(), Failure> {
+    fn records(&mut self, mut records: Records) -> Result<(), Failure> {
         loop {
-            let next = reader.next();
+            let next = records();
             // A read that fails because it was stopped is no fault of the input.
             self.import.stop.check()?;
             let Some(record) = next? else { break };
@@ -234,7 +229,6 @@ impl Feed<'_> {
                 Record::Zeroes { offset, len } => self.zero(offset, offset + len)?,
             }
         }
-        *self.source_bytes = reader.read_bytes();
         Ok(())
     }
 

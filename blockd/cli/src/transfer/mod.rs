@@ -10,6 +10,7 @@ pub(super) mod format;
 pub(super) mod image;
 pub(super) mod import;
 pub(super) mod increment;
+pub(super) mod link;
 pub(super) mod nbd;
 pub(super) mod port;
 pub(super) mod progress;

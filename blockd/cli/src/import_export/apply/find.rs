@@ -40,6 +40,28 @@ impl Apply<'_> {
             }
             Err(error) => return Err(error),
         };
+        self.check_usable(&volume)?;
+        let all = self.all(&volume).await?;
+        let after = self.header.snapshot.clone();
+        if let Some((marker, 0)) = self.copies(&volume, &after, &all).await? {
+            return Ok(Found::Done(volume, marker));
+        }
+        let known = match self.check_base(&volume, &all).await {
+            Ok(known) => known,
+            Err(_) if self.asked.force => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Found::Place(Place { volume, created: false, known }))
+    }
+
+    /// All volumes and snapshots of a volume's pool.
+    pub(super) async fn all(&mut self, volume: &Volume) -> Result<Vec<Volume>, Error> {
+        let list = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
+        Ok(self.client.list_volumes(list).await?.volumes)
+    }
+
+    /// Checks that the volume's content can change, and that the stream's blocks are its own.
+    pub(super) fn check_usable(&self, volume: &Volume) -> Result<(), Error> {
         if volume.kind() == VolumeKind::Snapshot {
             return Err(Error::in_use(self.what(), "is a snapshot, which never changes"));
         }
@@ -54,18 +76,7 @@ impl Apply<'_> {
             let allowed = format!("at least the {} of {}", volume.block_size, self.what());
             return Err(Error::invalid("the backup's block", self.header.block_bytes, allowed));
         }
-        let list = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
-        let all = self.client.list_volumes(list).await?.volumes;
-        let after = self.header.snapshot.clone();
-        if let Some((marker, 0)) = self.copies(&volume, &after, &all).await? {
-            return Ok(Found::Done(volume, marker));
-        }
-        let known = match self.check_base(&volume, &all).await {
-            Ok(known) => known,
-            Err(_) if self.asked.force => None,
-            Err(error) => return Err(error),
-        };
-        Ok(Found::Place(Place { volume, created: false, known }))
+        Ok(())
     }
 
     async fn create(&mut self) -> Result<Volume, Error> {
@@ -81,7 +92,7 @@ impl Apply<'_> {
 
     /// Checks that the volume has the content of the file's base. Returns the snapshot that records
     /// this.
-    async fn check_base(
+    pub(super) async fn check_base(
         &mut self,
         volume: &Volume,
         all: &[Volume],
@@ -91,8 +102,8 @@ impl Apply<'_> {
                 return Ok(None);
             }
             let problem = "holds data, and the backup begins with an empty volume: choose another \
-                           name, or --force";
-            return Err(Error::in_use(self.what(), problem));
+                           name";
+            return Err(Error::in_use(self.what(), self.or_by_force(problem, ", or --force")));
         };
         let begins = format!("the backup begins with {}", shown(&base.name));
         match self.copies(volume, &base, all).await? {
@@ -101,14 +112,14 @@ impl Apply<'_> {
                 let known = shown(&known);
                 let problem = format!(
                     "was written since it held {known}, in {changed} bytes, and {begins}: \
-                     `blockd rollback` it to that first, or --force",
+                     `blockd rollback` it to that first",
                 );
-                Err(Error::in_use(self.what(), problem))
+                Err(Error::in_use(self.what(), self.or_by_force(&problem, ", or --force")))
             }
             None => {
                 let own = all
                     .iter()
-                    .filter(|one| one.kind() == VolumeKind::Snapshot && one.origin == volume.name);
+                    .filter(|one| one.kind() == VolumeKind::Snapshot && is_own(one, volume));
                 let newest = own.max_by_key(|one| one.id).map(|one| shown(&one.name));
                 let newest = newest.unwrap_or_else(|| "none".to_owned());
                 let pool: String =
@@ -119,11 +130,23 @@ impl Apply<'_> {
                 };
                 let problem = format!(
                     "is no copy of what the backup begins with: its newest snapshot is {newest}, \
-                     and {begins}, id {} of pool {pool}{made}; --force applies it nevertheless",
+                     and {begins}, id {} of pool {pool}{made}",
                     base.id
                 );
-                Err(Error::in_use(self.what(), problem))
+                let force = "; --force applies it nevertheless";
+                Err(Error::in_use(self.what(), self.or_by_force(&problem, force)))
             }
         }
     }
+
+    /// A problem, and that it can be ignored, if it can.
+    fn or_by_force(&self, problem: &str, force: &str) -> String {
+        format!("{problem}{}", if self.is_forcible { force } else { "" })
+    }
+}
+
+/// Whether a snapshot is one of a volume's: of itself, or of what became its content.
+fn is_own(snapshot: &Volume, volume: &Volume) -> bool {
+    let name = snapshot.name.strip_prefix(&volume.name);
+    snapshot.origin == volume.name || name.is_some_and(|rest| rest.starts_with('@'))
 }

@@ -13,7 +13,7 @@
 //! | at | bytes | |
 //! |---|---|---|
 //! | 0 | 8 | `blkdincr` |
-//! | 8 | 4 | version: 2. A reader refuses a higher one |
+//! | 8 | 4 | version: 3, or 2 where nothing of version 3 is used. A reader refuses a higher one |
 //! | 12 | 4 | bytes of the header: 512 |
 //! | 16 | 16 | id of the pool |
 //! | 32 | 8 | id of the snapshot |
@@ -26,22 +26,27 @@
 //! | 202 | 2 + 128 | the same of the base |
 //! | 332 | 8 | when the snapshot was made, in milliseconds since 1970 in UTC; 0 where unknown |
 //! | 340 | 8 | the same of the base |
-//! | 348 | 160 | zeroes |
+//! | 348 | 8 | where it begins: an earlier part of the same stream has all before this offset |
+//! | 356 | 4 | 1: data may be compressed. 0: no record of that kind is in it |
+//! | 360 | 148 | zeroes |
 //! | 508 | 4 | CRC-32C of all bytes before |
 //!
 //! Then records, each with 24 bytes of head:
 //!
 //! | at | bytes | |
 //! |---|---|---|
-//! | 0 | 4 | 1 data, 2 zeroes, 3 end |
+//! | 0 | 4 | 1 data, 2 zeroes, 3 end, 4 compressed data |
 //! | 4 | 4 | CRC-32C of the other 20 bytes of the head and, of data, of what follows |
 //! | 8 | 8 | offset in the snapshot; of the end: how many records came before |
 //! | 16 | 8 | length; of the end: bytes of data in all of them |
 //!
-//! Data follows its head, at most 1 MiB. Records are in order and don't overlap. After the head of
-//! the end come 8 bytes more, XXH3-64 of everything before them, and nothing after those.
+//! Data follows its head, at most 1 MiB. Of compressed data the length has two parts of 4 bytes:
+//! that of the data, and that of the frame of zstd that follows, which is shorter. Records are in
+//! order and don't overlap. After the head of the end come 8 bytes more, XXH3-64 of everything
+//! before them, and nothing after those.
 //!
-//! Version 1 has zeroes in place of the two times, and is else the same.
+//! Version 2 has no compressed data and begins at 0. Version 1 moreover has zeroes in place of the
+//! two times.
 //!
 //! A snapshot is known by the id of its pool, its own id and the time. Without the time, pools that
 //! were copied byte by byte and then used side by side would have different snapshots that cannot
@@ -53,15 +58,17 @@ mod read;
 mod write;
 
 pub(crate) use read::{Reader, Record};
-pub(crate) use write::Writer;
+pub(crate) use write::{LEVELS, Writer};
 
 use blockd_mapper::geometry::MAX_NAME;
 
 const MAGIC: [u8; 8] = *b"blkdincr";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// The first version with times.
 const TIMES_SINCE: u32 = 2;
-const HEADER_BYTES: usize = 512;
+/// The first version of streams that begin in the middle, and of compressed data.
+const PARTS_SINCE: u32 = 3;
+pub(crate) const HEADER_BYTES: usize = 512;
 const HEAD_BYTES: usize = 24;
 /// Most bytes of data in a record. Part of the format: a reader takes no longer ones.
 const MAX_DATA_BYTES: usize = 1 << 20;
@@ -69,6 +76,7 @@ const MAX_DATA_BYTES: usize = 1 << 20;
 const DATA: u32 = 1;
 const ZEROES: u32 = 2;
 const END: u32 = 3;
+const COMPRESSED: u32 = 4;
 
 /// Whether a file begins like an incremental backup.
 pub(crate) fn begins(bytes: &[u8]) -> bool {
@@ -93,6 +101,34 @@ impl Identity {
     }
 }
 
+/// How far a stream was received: what `blockd send --resume` goes on from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    /// All of the snapshot before this offset was received, and is durable.
+    pub(crate) offset: u64,
+    /// The snapshot and its base, as [`Header::ends`] has them.
+    pub(crate) ends: String,
+}
+
+impl std::fmt::Display for Position {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.offset, self.ends)
+    }
+}
+
+impl std::str::FromStr for Position {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once(':').and_then(|(offset, ends)| {
+            (!ends.is_empty()).then(|| Some((offset.parse().ok()?, ends.to_owned()))).flatten()
+        });
+        let (offset, ends) =
+            parts.ok_or_else(|| "must be what `blockd receive --position` prints".to_owned())?;
+        Ok(Self { offset, ends })
+    }
+}
+
 /// The header of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
@@ -100,11 +136,25 @@ pub(crate) struct Header {
     pub(crate) block_bytes: u32,
     pub(crate) snapshot: Identity,
     pub(crate) base: Option<Identity>,
+    /// Where the stream begins.
+    pub(crate) from_bytes: u64,
+    /// Data may be compressed.
+    pub(crate) is_compressed: bool,
 }
 
 impl Header {
-    fn encode(&self) -> [u8; HEADER_BYTES] {
-        self.encode_as(VERSION)
+    /// The snapshot and its base by all that identifies them.
+    pub(crate) fn ends(&self) -> String {
+        let pool: String = self.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let one = |of: &Identity| format!("{}-{:x}", of.id, of.made_unix_ms);
+        let base = self.base.as_ref().map_or_else(|| "none".to_owned(), one);
+        format!("{pool}:{}:{base}", one(&self.snapshot))
+    }
+
+    /// In the lowest version that can express it, so that older releases read what they can.
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let is_part = self.from_bytes > 0 || self.is_compressed;
+        self.encode_as(if is_part { VERSION } else { TIMES_SINCE })
     }
 
     fn encode_as(&self, version: u32) -> [u8; HEADER_BYTES] {
@@ -123,6 +173,10 @@ impl Header {
             put(332, &made(&self.snapshot));
             put(340, &self.base.as_ref().map_or([0; 8], made));
         }
+        if version >= PARTS_SINCE {
+            put(348, &self.from_bytes.to_le_bytes());
+            put(356, &u32::from(self.is_compressed).to_le_bytes());
+        }
         if let Some(base) = &self.base {
             put(52, &1_u32.to_le_bytes());
             put(56, &u64::from(base.id).to_le_bytes());
@@ -135,7 +189,7 @@ impl Header {
     }
 
     /// The error is what is wrong, to follow the file's name.
-    fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, String> {
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, String> {
         if bytes[..8] != MAGIC {
             return Err("is no incremental backup of blockd".to_owned());
         }
@@ -166,16 +220,20 @@ impl Header {
         let snapshot = identity(32, 40, 72, 332);
         let base = (has_base == 1).then(|| identity(56, 64, 202, 340));
         let block_bytes = u32_at(bytes, 48);
-        let header = match (snapshot, base) {
-            (Some(snapshot), None) => Self { pool_id, block_bytes, snapshot, base: None },
-            (Some(snapshot), Some(Some(base))) => {
-                Self { pool_id, block_bytes, snapshot, base: Some(base) }
-            }
-            _ => return Err(IMPOSSIBLE.to_owned()),
+        let (Some(snapshot), None | Some(Some(_))) = (snapshot, &base) else {
+            return Err(IMPOSSIBLE.to_owned());
         };
+        let (from_bytes, is_compressed) = match version {
+            PARTS_SINCE.. => (u64_at(bytes, 348), u32_at(bytes, 356) == 1),
+            _ => (0, false),
+        };
+        let base = base.flatten();
+        let header = Self { pool_id, block_bytes, snapshot, base, from_bytes, is_compressed };
         let fits = block_bytes.is_power_of_two()
             && (512..=4096).contains(&block_bytes)
-            && header.snapshot.size_bytes.is_multiple_of(block_bytes.into());
+            && header.snapshot.size_bytes.is_multiple_of(block_bytes.into())
+            && from_bytes.is_multiple_of(block_bytes.into())
+            && from_bytes <= header.snapshot.size_bytes;
         // Whatever else was set means something to a later version.
         if version == 0 || !fits || header.encode_as(version) != *bytes {
             return Err(IMPOSSIBLE.to_owned());
@@ -234,6 +292,8 @@ mod tests {
             block_bytes: 4096,
             snapshot: identity(9, "db@tue", 64 << 20, 0x0123_4567_89ab),
             base: Some(identity(7, "db@mon", 32 << 20, 0x0123_4567_0000)),
+            from_bytes: 0,
+            is_compressed: false,
         }
     }
 
@@ -292,6 +352,59 @@ mod tests {
         assert_eq!(Header::decode(&header().encode()), Ok(header()));
         let whole = Header { base: None, ..header() };
         assert_eq!(Header::decode(&whole.encode()), Ok(whole));
+        let part = Header { from_bytes: 48 << 20, is_compressed: true, ..header() };
+        expected[8] = 3;
+        expected[348..360].copy_from_slice(&hex("0000000300000000 01000000"));
+        let sum = crc32c::crc32c(&expected[..508]);
+        expected[508..].copy_from_slice(&sum.to_le_bytes());
+        assert_eq!(part.encode()[..], expected);
+        assert_eq!(Header::decode(&part.encode()), Ok(part));
+    }
+
+    /// A stream of version 3: heads are held by their bytes, the frame of zstd by its magic number.
+    #[test]
+    fn compressed_data_is_what_the_description_says_and_is_read_back() {
+        let part = Header { from_bytes: 48 << 20, is_compressed: true, ..header() };
+        let mut bytes = Vec::new();
+        let mut writer = Writer::begin(&mut bytes, &part).unwrap().compressing(3).unwrap();
+        writer.data(48 << 20, &[7; 8192]).unwrap();
+        let noise: Vec<u8> = {
+            let mut random = fastrand::Rng::with_seed(1);
+            (0..4096).map(|_| random.u8(..)).collect()
+        };
+        writer.data(50 << 20, &noise).unwrap();
+        writer.finish().unwrap();
+        let (head, frame) = bytes[512..].split_at(24);
+        assert_eq!(head[..4], hex("04000000"));
+        assert_eq!(head[8..20], hex("0000000300000000 00200000"));
+        let len = usize::try_from(u32_at(head, 20)).unwrap();
+        assert!(len < 64, "{len}");
+        assert_eq!(frame[..4], hex("28b52ffd"), "a frame of zstd");
+        let sum = crc32c::crc32c(&[&head[..4], &head[8..], &frame[..len]].concat());
+        assert_eq!(head[4..8], sum.to_le_bytes());
+        // Noise would become longer.
+        assert_eq!(frame[len..len + 4], hex("01000000"));
+        let records = read(&bytes).unwrap();
+        assert_eq!(records[0], Record::Data { offset: 48 << 20, data: vec![7; 8192] });
+        assert_eq!(records[1], Record::Data { offset: 50 << 20, data: noise });
+        let end = &bytes[bytes.len() - 32..];
+        assert_eq!(end[8..24], hex("0200000000000000 0030000000000000"));
+        for at in 512..512 + 24 + len {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            assert!(read(&changed).is_err(), "byte {at} can be changed");
+        }
+    }
+
+    #[test]
+    fn a_position_is_printed_and_parsed() {
+        let position = Position { offset: 8 << 20, ends: header().ends() };
+        let text = "8388608:00112233445566778899aabbccddeeff:9-123456789ab:7-12345670000";
+        assert_eq!(position.to_string(), text);
+        assert_eq!(position.to_string().parse(), Ok(position));
+        for bad in ["", "1", "1:", ":a", "x:a", "-1:a"] {
+            assert!(bad.parse::<Position>().is_err(), "{bad}");
+        }
     }
 
     #[test]
@@ -355,8 +468,8 @@ mod tests {
 
     #[test]
     fn newer_and_foreign_files_are_refused_with_the_reason() {
-        let problem = read(&forged(8, &[3, 0, 0, 0])).unwrap_err();
-        assert_eq!(problem, "file: is of a newer version, 3: this blockd reads up to 2");
+        let problem = read(&forged(8, &[4, 0, 0, 0])).unwrap_err();
+        assert_eq!(problem, "file: is of a newer version, 4: this blockd reads up to 3");
         let problem = read(&forged(0, b"QFI\xfb")).unwrap_err();
         assert_eq!(problem, "file: is no incremental backup of blockd");
         for (at, part) in
@@ -384,8 +497,10 @@ mod tests {
             bytes
         };
         let data = [1; 4096];
-        let cases: [&[Made<'_>]; 9] = [
-            &[(4, 0, 4096, &[])],
+        let cases: [&[Made<'_>]; 10] = [
+            &[(5, 0, 4096, &[])],
+            // Only where the header allows it.
+            &[(COMPRESSED, 0, 4096 << 32 | 4096, &data)],
             &[(ZEROES, 0, 0, &[])],
             &[(ZEROES, 0, 512, &[])],
             &[(ZEROES, 512, 4096, &[])],

@@ -6,8 +6,12 @@ use blockd_media::error::Error;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    DATA, END, HEAD_BYTES, HEADER_BYTES, Header, MAX_DATA_BYTES, ZEROES, sum_of, u32_at, u64_at,
+    COMPRESSED, DATA, END, HEAD_BYTES, HEADER_BYTES, Header, MAX_DATA_BYTES, ZEROES, sum_of,
+    u32_at, u64_at,
 };
+
+/// The same as a length in a head.
+const MAX_RECORD_BYTES: u64 = MAX_DATA_BYTES as u64;
 
 /// A record of a file.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,9 +54,9 @@ impl<R: Read> Reader<R> {
         Ok(Self {
             from,
             name: name.to_owned(),
+            at: header.from_bytes,
             header,
             whole,
-            at: 0,
             record_count: 0,
             data_bytes: 0,
             read_bytes: HEADER_BYTES as u64,
@@ -61,6 +65,11 @@ impl<R: Read> Reader<R> {
 
     pub(crate) fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// The end of the last record: where a stream begins that has only what comes behind it.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
     }
 
     /// Bytes of the file up to here.
@@ -78,9 +87,19 @@ impl<R: Read> Reader<R> {
         let (kind, first, second) = (u32_at(&head, 0), u64_at(&head, 8), u64_at(&head, 16));
         // How much data follows is believed only where it can't do harm; then the sum decides.
         let mut data = Vec::new();
-        if kind == DATA {
-            let len = usize::try_from(second).ok().filter(|len| *len <= MAX_DATA_BYTES);
-            let Some(len) = len else { return Err(self.strange()) };
+        let (second, stored) = match kind {
+            DATA => (second, second),
+            // A frame that is not shorter than its data is written as data.
+            COMPRESSED if self.header.is_compressed => (u32_at(&head, 16).into(), second >> 32),
+            COMPRESSED => return Err(self.strange()),
+            _ => (second, 0),
+        };
+        let is_data = kind == DATA || kind == COMPRESSED;
+        if is_data {
+            let len = usize::try_from(stored).ok().filter(|len| *len <= MAX_DATA_BYTES);
+            let (Some(len), ..=MAX_RECORD_BYTES) = (len, second) else {
+                return Err(self.strange());
+            };
             data.resize(len, 0);
             self.take(&mut data)?;
         }
@@ -101,12 +120,22 @@ impl<R: Read> Reader<R> {
         self.at = end;
         self.record_count += 1;
         match kind {
-            DATA => {
+            DATA | COMPRESSED => {
                 self.data_bytes += second;
+                let data = if kind == COMPRESSED { self.inflate(&data, second)? } else { data };
                 Ok(Some(Record::Data { offset: first, data }))
             }
             ZEROES => Ok(Some(Record::Zeroes { offset: first, len: second })),
             _ => Err(self.strange()),
+        }
+    }
+
+    /// The data of a frame of zstd, which has to be of this length.
+    fn inflate(&self, frame: &[u8], len: u64) -> Result<Vec<u8>, Error> {
+        let len = usize::try_from(len).unwrap_or(MAX_DATA_BYTES);
+        match zstd::bulk::decompress(frame, len) {
+            Ok(data) if data.len() == len => Ok(data),
+            Ok(_) | Err(_) => Err(self.strange()),
         }
     }
 

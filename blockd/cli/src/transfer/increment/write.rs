@@ -4,7 +4,10 @@ use std::io::{self, Write};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{DATA, END, Header, MAX_DATA_BYTES, ZEROES, head};
+use super::{COMPRESSED, DATA, END, Header, MAX_DATA_BYTES, ZEROES, head};
+
+/// Levels of compression: those of zstd that need no more memory than any machine has.
+pub(crate) const LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
 
 /// Writes a file from its beginning to its end.
 pub(crate) struct Writer<W> {
@@ -13,14 +16,23 @@ pub(crate) struct Writer<W> {
     whole: Box<Xxh3>,
     record_count: u64,
     data_bytes: u64,
+    /// Absent: data is written as it is.
+    compressor: Option<zstd::bulk::Compressor<'static>>,
 }
 
 impl<W: Write> Writer<W> {
     /// Writes the header.
     pub(crate) fn begin(out: W, header: &Header) -> io::Result<Self> {
-        let mut writer = Self { out, whole: Box::new(Xxh3::new()), record_count: 0, data_bytes: 0 };
+        let whole = Box::new(Xxh3::new());
+        let mut writer = Self { out, whole, record_count: 0, data_bytes: 0, compressor: None };
         writer.put(&header.encode())?;
         Ok(writer)
+    }
+
+    /// The same, and data is compressed at this level of zstd where that makes it shorter. The
+    /// header has to allow it.
+    pub(crate) fn compressing(self, level: i32) -> io::Result<Self> {
+        Ok(Self { compressor: Some(zstd::bulk::Compressor::new(level)?), ..self })
     }
 
     /// Writes the snapshot's data at `offset`, behind all earlier records.
@@ -28,8 +40,15 @@ impl<W: Write> Writer<W> {
         let mut offset = offset;
         for part in data.chunks(MAX_DATA_BYTES) {
             let len = part.len() as u64;
-            self.put(&head(DATA, offset, len, part))?;
-            self.put(part)?;
+            let frame = self.compressor.as_mut().map(|zstd| zstd.compress(part)).transpose()?;
+            let (kind, second, bytes) = match &frame {
+                Some(frame) if frame.len() < part.len() => {
+                    (COMPRESSED, len | (frame.len() as u64) << 32, frame.as_slice())
+                }
+                _ => (DATA, len, part),
+            };
+            self.put(&head(kind, offset, second, bytes))?;
+            self.put(bytes)?;
             self.record_count += 1;
             self.data_bytes += len;
             offset += len;

@@ -1,0 +1,540 @@
+//! `blockd receive`: a stream into a volume that changes in one step, at the end.
+//!
+//! All writes go to a hidden volume: a new one for a whole stream, a clone of the base for an
+//! increment. A label of it says how far it is durable, so that a stream that was cut off goes on
+//! there. At the end a snapshot of it is taken. Then it is renamed, or the volume rolled back to
+//! that snapshot: each is one record of the pool's log. A receive that ended before that record is
+//! finished by another one, which finds the hidden volume; behind it only the hidden volume is
+//! left, to be deleted.
+
+mod listen;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use blockd_api::v1::{
+    AddVolumeRequest, AttachVolumeRequest, CloneVolumesRequest, ConfigureVolumeRequest,
+    CreateVolumeRequest, DeleteVolumeRequest, DetachVolumeRequest, FrontEnd, GetVolumeRequest,
+    RenameVolumeRequest, ResizeVolumeRequest, RollbackVolumeRequest, Volume, VolumeKind,
+};
+use blockd_media::clock::Clock;
+use blockd_media::error::{Error, ErrorKind, shown};
+use blockd_media::names::check_name;
+use blockd_media::units;
+use serde::Serialize;
+
+use super::super::{Import, address, blocking, interruptible, settled, taken};
+use super::{Answer, Apply, Input, human, open};
+use crate::client::Client;
+use crate::duration::duration;
+use crate::labels::Pairs;
+use crate::transfer::Stop;
+use crate::transfer::import::{self, Source};
+use crate::transfer::increment::{Position, Record};
+use crate::transfer::link::TlsArguments;
+use crate::transfer::nbd::Target;
+use crate::transfer::progress::Progress;
+use crate::{Context, amount, answers, names};
+
+/// The label of a hidden volume that has the [`Position`].
+const LABEL: &str = "blockd.io/receive";
+
+/// Receive a stream of `blockd send` into a volume
+///
+/// A whole stream makes a new volume; one since an earlier snapshot changes the volume that holds
+/// exactly that snapshot, and was not written since. Until all has come the volume stays as it is:
+/// the data goes to a hidden volume, .receive-NAME, and NAME changes at once at the end. Afterwards
+/// a snapshot marks what the volume holds, for the next stream. A receive that was cut off keeps
+/// what it has: --position prints what to give `blockd send --resume`, and `blockd del
+/// .receive-NAME` gives it up. With --listen the streams come over TCP, from `blockd send
+/// tcp://HOST:PORT`, and go on by themselves after a cut.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd receive copy monday.blkd\n  \
+                  blockd send data@monday | ssh HOST blockd receive copy\n  \
+                  blockd receive copy --position\n  \
+                  blockd receive --listen [::]:7010 --tls-cert host.pem --tls-key host.key \
+                  --tls-ca ca.pem")]
+pub(crate) struct Receive {
+    /// The volume to be made or changed, NAME or POOL/NAME; without it --listen takes any, under
+    /// the name that its sender says
+    #[arg(required_unless_present = "listen")]
+    pub name: Option<String>,
+
+    /// Where from: a file, or "-" for standard input
+    #[arg(default_value = "-")]
+    pub source: PathBuf,
+
+    /// Wait here for senders, one after the other, until a signal. Without certificates only at
+    /// an address of this host
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with_all = ["source", "position"])]
+    pub listen: Option<String>,
+
+    /// Keep only the newest N snapshots of NAME that mark what came from the same pool; delete
+    /// older ones after a stream [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub keep: Option<u32>,
+
+    /// End after the first stream that was received whole
+    #[arg(long, requires = "listen")]
+    pub once: bool,
+
+    /// Print how far an earlier receive came, and receive nothing
+    #[arg(long, conflicts_with = "source")]
+    pub position: bool,
+
+    /// How much data may have to be sent again after a cut: each time as much has come it is
+    /// made durable
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    pub sync_every: String,
+
+    /// The pool that the volume is in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// How long to wait for a daemon that has gone away
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub reconnect: Duration,
+
+    #[command(flatten)]
+    pub tls: TlsArguments,
+}
+
+/// The output of `--position --json`.
+#[derive(Debug, Serialize)]
+struct Progressed {
+    position: String,
+    received_bytes: u64,
+    size_bytes: u64,
+}
+
+impl Receive {
+    pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
+        names::place(&mut self.pool, &mut self.name)?;
+        self.name.iter().try_for_each(|name| names::check_visible(name))?;
+        let sync_bytes = units::parse_size("sync-every", &self.sync_every)?;
+        if sync_bytes == 0 {
+            return Err(Error::invalid("sync-every", 0, "more than 0"));
+        }
+        if let Some(address) = self.listen.clone() {
+            return listen::run(&self, &address, sync_bytes, context).await;
+        }
+        let Some(name) = self.name.clone() else { return Err(Error::missing("NAME", "given")) };
+        if self.position {
+            return self.say_position(&name, context).await;
+        }
+        let stop = Arc::new(Stop::default());
+        let backup = {
+            let (path, stop) = (self.source.clone(), Arc::clone(&stop));
+            let wanted = !context.output.is_json();
+            interruptible(&Arc::clone(&stop), blocking(move || open(&path, wanted, &stop))).await?
+        };
+        let asked = Import::backup(self.source, name, self.pool, self.reconnect);
+        let clock = Clock::start();
+        let header = backup.input.header().clone();
+        let apply = Apply::begin(&asked, context, header).await?;
+        let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json())?;
+        receiver.keep = self.keep;
+        let answer = match receiver.prepare().await? {
+            Prepared::Done(volume, marker) => receiver.apply.answer(volume, Some(marker), &clock),
+            Prepared::Hidden(hidden) => receiver.take(hidden, backup.input, &stop, &clock).await?,
+        };
+        context.output.either(&answer, || human(&answer, &asked, context))
+    }
+
+    async fn say_position(&self, name: &str, context: &Context) -> Result<(), Error> {
+        let mut client = context.client().await?;
+        let hidden = found(&mut client, &names::hidden(name), &self.pool).await?;
+        let hidden = hidden.ok_or_else(|| Error::not_found("partly received volume", name))?;
+        let position = position(&hidden).ok_or_else(|| unreadable(&hidden))?;
+        let progressed = Progressed {
+            received_bytes: position.offset,
+            position: position.to_string(),
+            size_bytes: amount(hidden.size_bytes),
+        };
+        context.output.either(&progressed, || format!("{}\n", progressed.position))
+    }
+}
+
+/// The state before a stream is read.
+enum Prepared {
+    /// The volume has the content of the stream already, as a snapshot of it records.
+    Done(Volume, String),
+    Hidden(Volume),
+}
+
+/// A stream that is received.
+struct Receiver<'a> {
+    apply: Apply<'a>,
+    /// The name of the hidden volume.
+    name: String,
+    /// Data between two positions.
+    sync_bytes: u64,
+    /// Whether progress is shown.
+    shows: bool,
+    /// How many snapshots that record a content stay; all where it is absent.
+    keep: Option<u32>,
+}
+
+impl<'a> Receiver<'a> {
+    fn new(apply: Apply<'a>, sync_bytes: u64, shows: bool) -> Result<Self, Error> {
+        let name = names::hidden(&apply.asked.name);
+        if let Err(allowed) = check_name(&name) {
+            return Err(Error::invalid("the name of the hidden volume", shown(&name), allowed));
+        }
+        Ok(Self {
+            apply: Apply { is_forcible: false, ..apply },
+            name,
+            sync_bytes,
+            shows,
+            keep: None,
+        })
+    }
+
+    /// Receives what is left of a stream.
+    async fn take(
+        &mut self,
+        hidden: Volume,
+        input: Input,
+        stop: &Arc<Stop>,
+        clock: &Clock,
+    ) -> Result<Answer, Error> {
+        let created = self.apply.header.base.is_none();
+        let written_bytes = self.fill(&hidden, input, stop).await?;
+        let (volume, marker) = self.show(hidden).await?;
+        self.retain(&volume).await?;
+        let answer = self.apply.answer(volume, Some(marker), clock);
+        Ok(Answer { changed: true, created, written_bytes, ..answer })
+    }
+
+    /// Finds what an earlier receive has left, or makes the hidden volume. Refuses a stream that
+    /// the volume is not for.
+    async fn prepare(&mut self) -> Result<Prepared, Error> {
+        let (name, pool) = (self.apply.asked.name.clone(), self.apply.asked.pool.clone());
+        let volume = found(&mut self.apply.client, &name, &pool).await?;
+        let hidden = found(&mut self.apply.client, &self.name, &pool).await?;
+        let known = match &volume {
+            None if self.apply.header.base.is_some() => {
+                return Err(Error::not_found("volume", &name));
+            }
+            None => None,
+            Some(volume) => {
+                self.apply.check_usable(volume)?;
+                let all = self.apply.all(volume).await?;
+                let after = self.apply.header.snapshot.clone();
+                if let Some((marker, 0)) = self.apply.copies(volume, &after, &all).await? {
+                    self.delete_hidden().await?;
+                    self.unlabel(volume).await?;
+                    return Ok(Prepared::Done(volume.clone(), marker));
+                }
+                if self.apply.header.base.is_none() {
+                    let problem = "exists, and the stream begins with nothing: choose another name";
+                    return Err(taken(&name, problem));
+                }
+                self.apply.check_base(volume, &all).await?
+            }
+        };
+        let received = match &hidden {
+            Some(hidden) => {
+                self.check_unused(hidden).await?;
+                position(hidden).filter(|one| one.ends == self.apply.header.ends())
+            }
+            None => None,
+        };
+        let from_bytes = self.apply.header.from_bytes;
+        let so_far = received.as_ref().map_or(0, |position| position.offset);
+        if from_bytes > so_far {
+            let of = shown(&self.apply.header.snapshot.name);
+            let problem = format!(
+                "has {so_far} bytes of {of} so far, and the stream begins at {from_bytes}: send it \
+                 with the --resume that `blockd receive --position` prints"
+            );
+            return Err(Error::in_use(self.apply.what(), problem));
+        }
+        let hidden = match (received, hidden) {
+            (Some(_), Some(hidden)) => hidden,
+            _ => {
+                self.delete_hidden().await?;
+                self.make(known).await?
+            }
+        };
+        self.sized(hidden).await.map(Prepared::Hidden)
+    }
+
+    /// Makes the hidden volume.
+    async fn make(&mut self, known: Option<String>) -> Result<Volume, Error> {
+        let (name, pool) = (self.name.clone(), self.apply.asked.pool.clone());
+        let header = &self.apply.header;
+        let labels = label(&Position { offset: 0, ends: header.ends() });
+        let Some(snapshot) = known else {
+            let create = CreateVolumeRequest {
+                name,
+                pool,
+                size_bytes: units::to_wire(header.snapshot.size_bytes),
+                block_size: header.block_bytes,
+                ..Default::default()
+            };
+            let configure = ConfigureVolumeRequest { set_labels: labels, ..Default::default() };
+            let request = AddVolumeRequest {
+                create: Some(create),
+                configure: Some(configure),
+                ..Default::default()
+            };
+            return answers::volume(self.apply.client.add_volume(request).await?.volume);
+        };
+        let names = vec![name];
+        let request = CloneVolumesRequest { pool, snapshot, names, labels, ..Default::default() };
+        answers::volume(self.apply.client.clone_volumes(request).await?.volumes.pop())
+    }
+
+    /// The hidden volume with the size of the snapshot.
+    async fn sized(&mut self, hidden: Volume) -> Result<Volume, Error> {
+        let size_bytes = units::to_wire(self.apply.header.snapshot.size_bytes);
+        if hidden.size_bytes == size_bytes {
+            return Ok(hidden);
+        }
+        let (name, pool) = (hidden.name, hidden.pool);
+        let request =
+            ResizeVolumeRequest { name, pool, size_bytes, shrink: true, ..Default::default() };
+        answers::volume(self.apply.client.resize_volume(request).await?.volume)
+    }
+
+    /// Writes the stream to the hidden volume, piece by piece: each is durable before the position
+    /// behind it is. Returns the bytes that were written.
+    async fn fill(
+        &mut self,
+        hidden: &Volume,
+        input: Input,
+        stop: &Arc<Stop>,
+    ) -> Result<u64, Error> {
+        let request = AttachVolumeRequest {
+            name: hidden.name.clone(),
+            pool: hidden.pool.clone(),
+            front_end: FrontEnd::Nbd.into(),
+            ..Default::default()
+        };
+        let volume = answers::volume(self.apply.client.attach_volume(request).await?.volume)?;
+        let filled = self.fill_attached(&volume, input, stop).await;
+        // Connections of a transfer that failed may still be there.
+        settled(&mut self.apply.client, hidden, 0).await?;
+        let (name, pool) = (hidden.name.clone(), hidden.pool.clone());
+        let request = DetachVolumeRequest { name, pool, force: true };
+        let detached = self.apply.client.detach_volume(request).await;
+        let written_bytes = filled.map_err(|error| {
+            let note = format!(
+                "what has come stays: `blockd receive {} --position` says how far it is",
+                self.apply.asked.name
+            );
+            error.with_note(&note)
+        })?;
+        detached?;
+        Ok(written_bytes)
+    }
+
+    async fn fill_attached(
+        &mut self,
+        volume: &Volume,
+        input: Input,
+        stop: &Arc<Stop>,
+    ) -> Result<u64, Error> {
+        let size_bytes = amount(volume.size_bytes);
+        let progress = Arc::new(Progress::shown("receiving", size_bytes, self.shows));
+        progress.skip(input.header().from_bytes);
+        let target = Arc::new(Target::new(address(volume)?, size_bytes));
+        let pieces = Arc::new(Mutex::new(Pieces { input, left_bytes: 0, ended: None }));
+        let block_bytes = usize::try_from(volume.block_size).unwrap_or(512).max(512);
+        let empty = self.apply.header.base.is_none();
+        let patience = self.apply.asked.reconnect;
+        let mut written_bytes = 0;
+        loop {
+            let work = {
+                let (pieces, sync_bytes) = (Arc::clone(&pieces), self.sync_bytes);
+                let (target, stop, progress) =
+                    (Arc::clone(&target), Arc::clone(stop), Arc::clone(&progress));
+                move || {
+                    lock(&pieces).left_bytes = sync_bytes;
+                    let import = import::Import {
+                        target: &*target,
+                        size_bytes,
+                        block_bytes,
+                        empty,
+                        patience,
+                        stop: &stop,
+                        progress: &progress,
+                    };
+                    import.run(Source::Records(Box::new(move || lock(&pieces).next())))
+                }
+            };
+            written_bytes += interruptible(stop, blocking(work)).await?.written_bytes;
+            let (offset, ended) = {
+                let mut pieces = lock(&pieces);
+                (pieces.input.at(), pieces.ended.take())
+            };
+            self.advance(volume, offset).await?;
+            if let Some(ended) = ended {
+                progress.clear();
+                return ended.map(|()| written_bytes);
+            }
+        }
+    }
+
+    /// Keeps a position, unless an earlier stream came further.
+    async fn advance(&mut self, hidden: &Volume, offset: u64) -> Result<(), Error> {
+        if position(hidden).is_some_and(|position| position.offset >= offset) {
+            return Ok(());
+        }
+        let position = Position { offset, ends: self.apply.header.ends() };
+        let request = ConfigureVolumeRequest {
+            name: hidden.name.clone(),
+            pool: hidden.pool.clone(),
+            set_labels: label(&position),
+            ..Default::default()
+        };
+        self.apply.client.configure_volume(request).await.map(drop)
+    }
+
+    /// Takes the snapshot that records the content, and makes it that of the volume. Returns the
+    /// volume and the snapshot.
+    async fn show(&mut self, hidden: Volume) -> Result<(Volume, String), Error> {
+        let (name, pool) = (self.apply.asked.name.clone(), hidden.pool.clone());
+        let marker = self.apply.mark(&hidden).await?;
+        if self.apply.header.base.is_none() {
+            let (former, new_name) = (hidden.name.clone(), name);
+            let request = RenameVolumeRequest { name: former, pool, new_name };
+            let renamed = self.apply.client.rename_volume(request).await?.volume;
+            let volume = answers::volume(renamed)?;
+            return Ok((self.unlabel(&volume).await?, marker));
+        }
+        let request = GetVolumeRequest { name: name.clone(), pool: pool.clone() };
+        let volume = answers::volume(self.apply.client.get_volume(request).await?.volume)?;
+        self.apply.check_usable(&volume)?;
+        let all = self.apply.all(&volume).await?;
+        self.apply.check_base(&volume, &all).await?;
+        let (snapshot, force) = (marker.clone(), volume.attached);
+        let request = RollbackVolumeRequest { name, pool, snapshot, force };
+        let rolled_back = self.apply.client.rollback_volume(request).await?.volume;
+        self.delete_hidden().await?;
+        Ok((answers::volume(rolled_back)?, marker))
+    }
+
+    /// Deletes older snapshots that record what came from the stream's pool.
+    async fn retain(&mut self, volume: &Volume) -> Result<(), Error> {
+        let Some(keep) = self.keep else { return Ok(()) };
+        let pool: String =
+            self.apply.header.pool_id[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+        let (begin, mark) = (format!("{}@", volume.name), format!(".{pool}-"));
+        let mut all = self.apply.all(volume).await?;
+        all.retain(|one| {
+            let is_one = one.name.starts_with(&begin) && one.name.contains(&mark);
+            is_one && one.kind() == VolumeKind::Snapshot
+        });
+        all.sort_by_key(|one| one.id);
+        let old = all.len().saturating_sub(keep as usize);
+        for one in all.drain(..old) {
+            let request = DeleteVolumeRequest {
+                name: one.name,
+                pool: one.pool,
+                force: false,
+                ..Default::default()
+            };
+            self.apply.client.delete_volume(request).await?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a hidden volume that another receive writes. The connections of one that was killed
+    /// end a moment after it.
+    async fn check_unused(&mut self, hidden: &Volume) -> Result<(), Error> {
+        if settled(&mut self.apply.client, hidden, 0).await?.connections == 0 {
+            return Ok(());
+        }
+        Err(Error::in_use(self.apply.what(), "is being received by another command"))
+    }
+
+    async fn delete_hidden(&mut self) -> Result<(), Error> {
+        let request = DeleteVolumeRequest {
+            name: self.name.clone(),
+            pool: self.apply.asked.pool.clone(),
+            force: true,
+            ..Default::default()
+        };
+        self.apply.client.delete_volume(request).await.map(drop)
+    }
+
+    /// Takes the label away that the volume has from when it was hidden.
+    async fn unlabel(&mut self, volume: &Volume) -> Result<Volume, Error> {
+        if !volume.labels.contains_key(LABEL) {
+            return Ok(volume.clone());
+        }
+        let request = ConfigureVolumeRequest {
+            name: volume.name.clone(),
+            pool: volume.pool.clone(),
+            remove_labels: vec![LABEL.to_owned()],
+            ..Default::default()
+        };
+        answers::volume(self.apply.client.configure_volume(request).await?.volume)
+    }
+}
+
+/// A stream that is read in pieces.
+struct Pieces {
+    input: Input,
+    /// Bytes until the end of the present piece.
+    left_bytes: u64,
+    /// The end of the stream, or why there is no more of it. What came before is good.
+    ended: Option<Result<(), Error>>,
+}
+
+impl Pieces {
+    fn next(&mut self) -> Result<Option<Record>, Error> {
+        if self.left_bytes == 0 {
+            return Ok(None);
+        }
+        let record = match self.input.next() {
+            Ok(Some(record)) => record,
+            Ok(None) => {
+                self.ended = Some(Ok(()));
+                return Ok(None);
+            }
+            Err(error) => {
+                self.ended = Some(Err(error));
+                return Ok(None);
+            }
+        };
+        let bytes = match &record {
+            Record::Data { data, .. } => data.len() as u64,
+            // A request as well, which takes no part of a piece of any size.
+            Record::Zeroes { .. } => 0,
+        };
+        self.left_bytes = self.left_bytes.saturating_sub(bytes);
+        Ok(Some(record))
+    }
+}
+
+fn lock(pieces: &Mutex<Pieces>) -> std::sync::MutexGuard<'_, Pieces> {
+    pieces.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A volume, if it exists.
+async fn found(client: &mut Client, name: &str, pool: &str) -> Result<Option<Volume>, Error> {
+    let request = GetVolumeRequest { name: name.to_owned(), pool: pool.to_owned() };
+    match client.get_volume(request).await {
+        Ok(answer) => answers::volume(answer.volume).map(Some),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// How far a hidden volume is, if it says so.
+fn position(hidden: &Volume) -> Option<Position> {
+    hidden.labels.get(LABEL)?.parse().ok()
+}
+
+fn label(position: &Position) -> Pairs {
+    Pairs::from([(LABEL.to_owned(), position.to_string())])
+}
+
+fn unreadable(hidden: &Volume) -> Error {
+    let problem = format!("has no label {LABEL} that a receive has set: delete it");
+    Error::in_use(format!("volume {}", shown(&hidden.name)), problem)
+}

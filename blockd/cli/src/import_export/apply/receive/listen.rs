@@ -1,0 +1,151 @@
+//! `blockd receive --listen`: streams that come over TCP.
+
+use std::io::{BufReader, Read};
+use std::sync::{Arc, Mutex};
+
+use blockd_api::v1::{AttachVolumeRequest, FrontEnd};
+use blockd_media::clock::Clock;
+use blockd_media::error::{Error, ErrorKind, shown};
+use blockd_media::names::check_new_name;
+
+use super::super::super::{Import, blocking, interruptible};
+use super::super::{Answer, Apply, human};
+use super::{Prepared, Receive, Receiver, position};
+use crate::transfer::Stop;
+use crate::transfer::increment::{Header, Reader};
+use crate::transfer::link::{Hello, Incoming, Link, Listener, Reply, Shared, lock};
+use crate::{Context, answers, names};
+
+/// Bytes that are read from a connection at once: most records have as many.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Receives streams until a signal comes, or one is whole and `--once` is given.
+pub(super) async fn run(
+    asked: &Receive,
+    address: &str,
+    sync_bytes: u64,
+    context: &Context,
+) -> Result<(), Error> {
+    // An error of the daemon is reported before a sender connects.
+    context.client().await?;
+    let listener = Arc::new(Listener::bind(address, asked.tls.clone())?);
+    eprintln!("blockd: waiting for senders at {}", listener.address()?);
+    let stop = Arc::new(Stop::default());
+    loop {
+        let (at, stop_there) = (Arc::clone(&listener), Arc::clone(&stop));
+        let accepted = interruptible(&stop, blocking(move || at.accept(&stop_there))).await;
+        let link = match accepted {
+            Ok(link) => link,
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
+            Err(error) => {
+                // One connection that failed says nothing about the next.
+                eprintln!("blockd: error: {error}");
+                continue;
+            }
+        };
+        let peer = link.peer().to_owned();
+        match serve(asked, link, sync_bytes, context, &stop).await {
+            Ok(()) if asked.once => return Ok(()),
+            Ok(()) => {}
+            Err(error) => eprintln!("blockd: error: sender {peer}: {error}"),
+        }
+    }
+}
+
+/// Receives one stream, and answers its sender.
+async fn serve(
+    asked: &Receive,
+    mut link: Link,
+    sync_bytes: u64,
+    context: &Context,
+    stop: &Arc<Stop>,
+) -> Result<(), Error> {
+    let begun = blocking(move || {
+        let hello = link.hello();
+        Ok((link, hello))
+    });
+    let (link, hello) = interruptible(stop, begun).await?;
+    let link = Arc::new(Mutex::new(link));
+    let received = match hello {
+        Ok(hello) => receive(asked, &link, hello, sync_bytes, context, stop).await,
+        Err(error) => Err(error),
+    };
+    let (reply, done) = match received {
+        Ok(done) => (Reply::Done, Ok(done)),
+        Err(error) => {
+            let shown = Error::Remote(error.detail());
+            (Reply::Refused(error), Err(shown))
+        }
+    };
+    // A sender that is gone does not change what was received.
+    let _ = blocking(move || lock(&link).answer(&reply)).await;
+    let (answer, import) = done?;
+    context.output.either(&answer, || human(&answer, &import, context))
+}
+
+async fn receive(
+    asked: &Receive,
+    link: &Shared,
+    hello: Hello,
+    sync_bytes: u64,
+    context: &Context,
+    stop: &Arc<Stop>,
+) -> Result<(Answer, Import), Error> {
+    let clock = Clock::start();
+    let name = match &asked.name {
+        Some(name) => name.clone(),
+        None => hello.name,
+    };
+    check_new_name(&name).map_err(|allowed| Error::invalid("name", shown(&name), allowed))?;
+    names::check_visible(&name)?;
+    let source = lock(link).peer().into();
+    let import = Import::backup(source, name, asked.pool.clone(), asked.reconnect);
+    let apply = Apply::begin(&import, context, hello.header.clone()).await?;
+    let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json())?;
+    receiver.keep = asked.keep;
+    let mut answer = match receiver.prepare().await? {
+        Prepared::Done(volume, marker) => receiver.apply.answer(volume, Some(marker), &clock),
+        Prepared::Hidden(hidden) => {
+            let from_bytes = position(&hidden).map_or(0, |position| position.offset);
+            let input = begun(link, from_bytes, hello.header, stop).await?;
+            receiver.take(hidden, input, stop, &clock).await?
+        }
+    };
+    if hello.attach {
+        let request = AttachVolumeRequest {
+            name: answer.volume.name.clone(),
+            pool: answer.volume.pool.clone(),
+            front_end: FrontEnd::Nbd.into(),
+            ..Default::default()
+        };
+        let attached = receiver.apply.client.attach_volume(request).await?.volume;
+        answer.volume = answers::volume(attached)?;
+    }
+    drop(receiver);
+    Ok((answer, import))
+}
+
+/// Has the sender begin, and reads the header of its stream, which has to be the announced one.
+async fn begun(
+    link: &Shared,
+    from_bytes: u64,
+    announced: Header,
+    stop: &Arc<Stop>,
+) -> Result<super::Input, Error> {
+    let link = Arc::clone(link);
+    let begin = blocking(move || {
+        let name = format!("the stream of {}", lock(&link).peer());
+        lock(&link).answer(&Reply::Send(from_bytes))?;
+        let input: Box<dyn Read + Send> =
+            Box::new(BufReader::with_capacity(BUFFER_BYTES, Incoming::new(&link)));
+        let input = Reader::begin(input, &name)?;
+        let header =
+            Header { from_bytes, is_compressed: input.header().is_compressed, ..announced };
+        if *input.header() != header {
+            let problem = "is another one than was announced".to_owned();
+            return Err(Error::Corrupt { what: name, problem });
+        }
+        Ok(input)
+    });
+    interruptible(stop, begin).await
+}

@@ -1,0 +1,273 @@
+//! `blockd move` and `blockd replicate`: snapshots of a volume that are sent one after the other,
+//! each since the one before.
+
+use std::time::Duration;
+
+use blockd_api::v1::{
+    ConfigureVolumeRequest, CreateSnapshotsRequest, DeleteVolumeRequest, DetachVolumeRequest,
+    GetVolumeRequest, ListVolumesRequest, SnapshotMember, Volume, VolumeKind,
+};
+use blockd_media::error::{Error, shown};
+use blockd_media::names::REPLICATED_LABEL;
+use serde::Serialize;
+
+use super::export::{Export, Stream};
+use super::remote::Remote;
+use super::send::{level, send};
+use crate::client::Client;
+use crate::duration::duration;
+use crate::labels::Pairs;
+use crate::transfer::format::Format;
+use crate::transfer::link::TlsArguments;
+use crate::{Context, answers, names};
+
+/// The label of a snapshot that was sent, with the address of its receiver.
+const SENT: &str = "blockd.io/sent-to";
+/// Rounds before the last of a move. Each takes a part of the time of the one before, unless the
+/// volume is written faster than it can be sent: then more of them are of no use.
+const MAX_ROUNDS: u32 = 8;
+/// A round that had so little to send is followed by the last.
+const SMALL_BYTES: u64 = 64 << 20;
+
+/// Arguments of both.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Receiving {
+    /// The volume, NAME or POOL/NAME
+    pub name: String,
+
+    /// The receiver: tcp://HOST:PORT of a `blockd receive --listen`, with /NAME where the volume
+    /// has another name there
+    pub target: String,
+
+    /// Compress the data: zstd, or zstd:LEVEL with a level from 1 to 19 [default level: 3]
+    #[arg(long, value_name = "zstd[:LEVEL]", value_parser = level)]
+    pub compress: Option<i32>,
+
+    /// The pool that the volume is in [default: the daemon's default pool]
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub pool: String,
+
+    /// How long to wait for a daemon or receiver that has gone away
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub reconnect: Duration,
+
+    #[command(flatten)]
+    pub tls: TlsArguments,
+}
+
+/// Move a volume to another host, which has it attached at the end
+///
+/// Snapshots are sent while the volume is in use, each with what changed since the one before. The
+/// last is taken once the volume is detached here, so that nothing is written behind it, and the
+/// receiver attaches its copy. While the volume is in use here that is refused: end the programs
+/// that use it, and repeat the command. The volume here stays, detached, until it is deleted.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd move data tcp://HOST:7010 --tls-cert host.pem \
+                        --tls-key host.key --tls-ca ca.pem")]
+pub(crate) struct Move {
+    #[command(flatten)]
+    pub to: Receiving,
+}
+
+/// Send what changed since the last time, and keep a few snapshots
+///
+/// Takes a snapshot, sends it since the newest that was sent, and deletes older ones beyond --keep.
+/// A snapshot whose transfer was cut off is sent first. To be run by a timer; the receiver's own
+/// snapshots are limited by its --keep.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd replicate data tcp://HOST:7010 --keep 3 --tls-cert \
+                        host.pem --tls-key host.key --tls-ca ca.pem")]
+pub(crate) struct Replicate {
+    #[command(flatten)]
+    pub to: Receiving,
+
+    /// How many snapshots that were sent stay; the newest is the base of the next
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub keep: u32,
+}
+
+/// A snapshot that was sent, in the output of `--json`.
+#[derive(Debug, Serialize)]
+struct Round {
+    snapshot: String,
+    since: Option<String>,
+    /// Null where the receiver had it already.
+    written_bytes: Option<u64>,
+}
+
+/// The output of `--json`.
+#[derive(Debug, Serialize)]
+struct Done {
+    target: String,
+    rounds: Vec<Round>,
+    deleted_snapshots: Vec<String>,
+}
+
+impl Move {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
+        let mut rounds = Rounds::begin(self.to, "move-", context).await?;
+        loop {
+            let small = rounds.round(false).await? <= SMALL_BYTES;
+            rounds.retain(1).await?;
+            if small || rounds.done.rounds.len() >= MAX_ROUNDS as usize {
+                break;
+            }
+        }
+        let (name, target) = (rounds.to.name.clone(), rounds.to.target.clone());
+        let behind = rounds.newest();
+        let request =
+            DetachVolumeRequest { name: name.clone(), pool: rounds.to.pool.clone(), force: false };
+        rounds.client.detach_volume(request).await.map_err(|error| {
+            error.with_note(&format!(
+                "{target} has it up to {behind}: end the programs that use it, and repeat this"
+            ))
+        })?;
+        rounds.round(true).await.map_err(|error| {
+            error.with_note("the volume is detached: repeat this, or attach it here again")
+        })?;
+        rounds.retain(1).await?;
+        context.output.either(&rounds.done, || {
+            let last = rounds.newest();
+            format!(
+                "{name}: {target} has it, attached; here it stays, detached, with {last}: \
+                 `blockd del` deletes it\n"
+            )
+        })
+    }
+}
+
+impl Replicate {
+    pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
+        let keep = self.keep as usize;
+        let mut rounds = Rounds::begin(self.to, "replica-", context).await?;
+        rounds.round(false).await?;
+        rounds.retain(keep).await?;
+        let newest = rounds.sent.last();
+        let made = newest.map_or(0, |one| one.made_unix_ms);
+        let request = ConfigureVolumeRequest {
+            name: rounds.to.name.clone(),
+            pool: rounds.to.pool.clone(),
+            set_labels: Pairs::from([(REPLICATED_LABEL.to_owned(), made.to_string())]),
+            ..Default::default()
+        };
+        rounds.client.configure_volume(request).await?;
+        context.output.either(&rounds.done, || {
+            let to = &rounds.to.target;
+            let one = |round: &Round| {
+                let bytes = round.written_bytes.map_or(0, |bytes| bytes);
+                let since =
+                    round.since.as_ref().map_or(String::new(), |one| format!(" since {one}"));
+                format!("{}: {}{since} sent to {to}\n", round.snapshot, context.output.size(bytes))
+            };
+            rounds.done.rounds.iter().map(one).collect()
+        })
+    }
+}
+
+/// Snapshots of a volume that are sent.
+struct Rounds<'a> {
+    to: Receiving,
+    context: &'a Context,
+    client: Client,
+    /// How the names of its snapshots begin.
+    prefix: String,
+    /// The highest number behind that; 0 where there is none.
+    last_number: u64,
+    /// Snapshots that this receiver has, the oldest first.
+    sent: Vec<Volume>,
+    /// Snapshots that were sent to none, or not to their end.
+    unsent: Vec<Volume>,
+    done: Done,
+}
+
+impl<'a> Rounds<'a> {
+    async fn begin(mut to: Receiving, tag: &str, context: &'a Context) -> Result<Self, Error> {
+        names::place(&mut to.pool, [&mut to.name])?;
+        if Remote::parse(&to.target, false, &to.tls)?.is_none() {
+            return Err(Error::invalid("TARGET", &to.target, "like tcp://HOST:PORT"));
+        }
+        let mut client = context.client().await?;
+        let request = GetVolumeRequest { name: to.name.clone(), pool: to.pool.clone() };
+        let volume = answers::volume(client.get_volume(request).await?.volume)?;
+        if volume.kind() == VolumeKind::Snapshot {
+            let problem = "is a snapshot: send it with `blockd send`";
+            return Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem));
+        }
+        let prefix = format!("{}@{tag}", to.name);
+        let request = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
+        let mut own = client.list_volumes(request).await?.volumes;
+        own.retain(|one| one.kind() == VolumeKind::Snapshot && one.name.starts_with(&prefix));
+        own.sort_by_key(|one| one.id);
+        let number = |one: &Volume| one.name.strip_prefix(&prefix)?.parse().ok();
+        let last_number = own.iter().filter_map(number).max().unwrap_or(0);
+        let (sent, unsent): (Vec<_>, Vec<_>) =
+            own.into_iter().partition(|one| one.labels.contains_key(SENT));
+        let here = |one: &Volume| one.labels.get(SENT).is_some_and(|at| *at == to.target);
+        let sent = sent.into_iter().filter(here).collect();
+        let done =
+            Done { target: to.target.clone(), rounds: Vec::new(), deleted_snapshots: Vec::new() };
+        Ok(Self { to, context, client, prefix, last_number, sent, unsent, done })
+    }
+
+    fn newest(&self) -> String {
+        self.sent.last().map_or_else(String::new, |one| shown(&one.name))
+    }
+
+    /// Sends what an earlier command did not, then a new snapshot. Returns the bytes of the latter.
+    async fn round(&mut self, is_last: bool) -> Result<u64, Error> {
+        for one in std::mem::take(&mut self.unsent) {
+            self.send(one, false).await?;
+        }
+        self.last_number = self.last_number.saturating_add(1);
+        let name = format!("{}{}", self.prefix, self.last_number);
+        let members = vec![SnapshotMember { volume: self.to.name.clone(), name }];
+        let pool = self.to.pool.clone();
+        let request = CreateSnapshotsRequest { pool, members, ..Default::default() };
+        let mut taken = self.client.create_snapshots(request).await?.snapshots;
+        let bytes = self.send(answers::volume(taken.pop())?, is_last).await?;
+        Ok(bytes)
+    }
+
+    async fn send(&mut self, snapshot: Volume, is_last: bool) -> Result<u64, Error> {
+        let since = self.sent.last().map(|one| one.name.clone());
+        let export = Export {
+            name: snapshot.name.clone(),
+            file: self.to.target.clone().into(),
+            format: Some(Format::Backup),
+            since: since.clone(),
+            pool: self.to.pool.clone(),
+            force: false,
+            reconnect: self.to.reconnect,
+        };
+        let remote = Remote::parse(&self.to.target, is_last, &self.to.tls)?;
+        let stream = Stream { resume: None, level: self.to.compress, remote };
+        let written_bytes = send(&export, self.context, &stream).await?.written_bytes;
+        let request = ConfigureVolumeRequest {
+            name: snapshot.name.clone(),
+            pool: self.to.pool.clone(),
+            set_labels: Pairs::from([(SENT.to_owned(), self.to.target.clone())]),
+            ..Default::default()
+        };
+        let labelled = self.client.configure_volume(request).await?.volume;
+        self.sent.push(answers::volume(labelled)?);
+        self.done.rounds.push(Round { snapshot: snapshot.name, since, written_bytes });
+        Ok(written_bytes.unwrap_or(0))
+    }
+
+    /// Deletes all but the newest that were sent.
+    async fn retain(&mut self, count: usize) -> Result<(), Error> {
+        let old = self.sent.len().saturating_sub(count);
+        for one in self.sent.drain(..old).collect::<Vec<_>>() {
+            let request = DeleteVolumeRequest {
+                name: one.name.clone(),
+                pool: one.pool,
+                force: false,
+                ..Default::default()
+            };
+            self.client.delete_volume(request).await?;
+            self.done.deleted_snapshots.push(one.name);
+        }
+        Ok(())
+    }
+}

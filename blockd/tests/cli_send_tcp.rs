@@ -1,0 +1,330 @@
+//! `blockd send` and `blockd receive --listen` over TCP: certificates, refusals that reach the
+//! sender, and transfers that go on by themselves when either end was killed.
+#![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod cli_support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use cli_support::{Daemon, connect, pattern, signal, wait_until};
+use rcgen::{CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+const MIB: u64 = 1 << 20;
+
+/// A receiver that listens, and ends with its test.
+struct Listening {
+    child: Child,
+    address: String,
+    said: BufReader<std::process::ChildStderr>,
+}
+
+impl Listening {
+    fn start(daemon: &Daemon, at: &str, arguments: &[&str]) -> Self {
+        let all = [&["receive", "--listen", at, "--sync-every", "1M"], arguments].concat();
+        let mut command = daemon.command(&all);
+        let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        said.read_line(&mut line).unwrap();
+        let address = line.trim_end().strip_prefix("blockd: waiting for senders at ");
+        let address = address.unwrap_or_else(|| panic!("{line}")).to_owned();
+        Self { child, address, said }
+    }
+
+    fn target(&self) -> String {
+        format!("tcp://{}", self.address)
+    }
+
+    /// Waits for its own end, and returns what it has said.
+    fn ended(&mut self) -> String {
+        let mut text = String::new();
+        self.said.read_to_string(&mut text).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{text}");
+        text
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn raw(daemon: &Daemon, volume: &str) -> Vec<u8> {
+    let output = daemon.run(&["export", volume, "-"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// A volume `data` with the snapshots `mon` and `tue`, and a daemon to send to.
+fn two_hosts() -> (Daemon, Daemon) {
+    let daemon = Daemon::start("512M");
+    daemon.ok(&["add", "data", "--size", "64M"]);
+    for (day, at, len) in [("mon", 0, 20), ("tue", 40, 3)] {
+        let mut client = connect(&daemon, "data");
+        for part in 0..len {
+            client.write((at + part) * MIB, &pattern(1 << 20, at + part), false).unwrap();
+        }
+        client.disconnect().unwrap();
+        daemon.ok(&["snapshot", "data", "--tag", day]);
+    }
+    (daemon, Daemon::start("512M"))
+}
+
+#[test]
+fn streams_arrive_one_after_the_other_under_the_senders_name() {
+    let (here, there) = two_hosts();
+    let mut listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let target = listening.target();
+    let said = here.ok(&["send", "data@mon", &target]);
+    assert_eq!(said, format!("data@mon: 20 MiB sent to {target}\n"));
+    assert!(raw(&there, "data") == raw(&here, "data@mon"));
+    let since = ["send", "data@tue", &target, "--since", "data@mon", "--compress", "zstd:1"];
+    here.ok(&since);
+    assert!(raw(&there, "data") == raw(&here, "data@tue"));
+    assert_eq!(here.ok(&since), format!("data@tue: {target} has it already\n"));
+    let named = format!("{target}/copy");
+    here.ok(&["send", "data@tue", &named]);
+    assert!(raw(&there, "copy") == raw(&here, "data@tue"));
+    signal(&listening.child, "TERM");
+    assert_eq!(listening.ended(), "");
+}
+
+#[test]
+fn the_sender_names_what_the_receiver_refused() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &["data"]);
+    let target = listening.target();
+    let since = ["send", "data@tue", &target, "--since", "data@mon"];
+    let (code, error) = here.failure(&since);
+    assert!(code == 4 && error.contains("volume data does not exist"), "{code} {error}");
+    here.ok(&["send", "data@mon", &target]);
+    here.ok(&["snapshot", "data", "--tag", "wed"]);
+    let (code, error) = here.failure(&["send", "data@wed", &target, "--since", "data@tue"]);
+    assert!(code == 7 && error.starts_with("refused by 127.0.0.1:"), "{code} {error}");
+    assert!(error.contains("is no copy of what the backup begins with"), "{error}");
+    // It goes on, whatever else comes.
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 1000], &hello_of_version_2()] {
+        let mut other = TcpStream::connect(&listening.address).unwrap();
+        other.write_all(bytes).unwrap();
+        let _ = other.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = other.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        if bytes.len() == 658 {
+            assert!(answer.contains("speaks version 2: this blockd speaks 1"), "{answer}");
+        }
+    }
+    here.ok(&since);
+    assert!(raw(&there, "data") == raw(&here, "data@tue"));
+}
+
+fn hello_of_version_2() -> Vec<u8> {
+    let mut bytes = vec![0; 658];
+    bytes[..8].copy_from_slice(b"blkdsend");
+    bytes[8] = 2;
+    bytes
+}
+
+/// The sender goes on by itself when a receiver was killed and is back; a sender that was killed is
+/// started again.
+#[test]
+fn a_transfer_goes_on_where_either_end_was_killed() {
+    let (here, there) = two_hosts();
+    let mut listening = Listening::start(&there, "127.0.0.1:0", &["data"]);
+    let (address, target) = (listening.address.clone(), listening.target());
+    let received = || -> u64 {
+        let output = there.run(&["--json", "receive", "data", "--position"]);
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        found["received_bytes"].as_u64().unwrap_or(0)
+    };
+    let mut send = here.command(&["send", "data@mon", &target]);
+    let mut sender = send.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    for round in 0..4 {
+        std::thread::sleep(Duration::from_millis(60));
+        let before = received();
+        if round % 2 == 0 {
+            drop(listening);
+            listening = Listening::start(&there, &address, &["data"]);
+        } else {
+            sender.kill().unwrap();
+            sender.wait().unwrap();
+            sender = send.spawn().unwrap();
+        }
+        let now = received();
+        assert!(now >= before || now == 0, "{now} of {before} bytes are left");
+    }
+    assert!(sender.wait().unwrap().success());
+    assert!(raw(&there, "data") == raw(&here, "data@mon"));
+    wait_until("the hidden volume is gone", || !there.ok(&["list", "--all"]).contains(".receive-"));
+}
+
+#[test]
+fn a_volume_moves_while_it_is_used_and_is_attached_there() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let target = listening.target();
+    let mut client = connect(&here, "data");
+    client.write(50 * MIB, &pattern(1 << 20, 50), false).unwrap();
+    let (code, error) = here.failure(&["move", "data", &target]);
+    assert!(code == 7 && error.contains("has it up to data@move-1: end the programs"), "{error}");
+    assert!(raw(&there, "data") == raw(&here, "data@move-1"));
+    client.write(51 * MIB, &pattern(1 << 20, 51), false).unwrap();
+    client.disconnect().unwrap();
+    wait_until("the client is gone", || here.json(&["show", "data"])["volume"]["connections"] == 0);
+    let done = here.json(&["move", "data", &target]);
+    let rounds = done["rounds"].as_array().unwrap();
+    assert_eq!((rounds.len(), &rounds[0]["since"]), (2, &"data@move-1".into()), "{done}");
+    assert_eq!(rounds[0]["written_bytes"], MIB);
+    assert!(raw(&there, "data") == raw(&here, "data"));
+    assert_eq!(there.json(&["show", "data"])["volume"]["attached"], true);
+    assert_eq!(here.json(&["show", "data"])["volume"]["attached"], false);
+    assert_eq!(here.json(&["show", "data"])["snapshots"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn a_replica_gets_what_changed_and_a_few_snapshots_stay() {
+    let (here, there) = two_hosts();
+    let mut listening = Listening::start(&there, "127.0.0.1:0", &["--keep", "2"]);
+    let (address, target) = (listening.address.clone(), listening.target());
+    for round in 1..=4_u64 {
+        let mut client = connect(&here, "data");
+        client.write((30 + round) * MIB, &pattern(1 << 20, round), false).unwrap();
+        client.disconnect().unwrap();
+        if round == 3 {
+            // Without a receiver the snapshot stays, and is sent by the next.
+            drop(listening);
+            let failed = here.failure(&["replicate", "data", &target, "--reconnect", "1ms"]);
+            assert_eq!(failed.0, 9, "{}", failed.1);
+            listening = Listening::start(&there, &address, &["--keep", "2"]);
+        }
+        let done = here.json(&["replicate", "data", &target, "--keep", "2"]);
+        let sent = done["rounds"].as_array().unwrap();
+        assert_eq!(sent.len(), if round == 3 { 2 } else { 1 }, "{done}");
+        assert!(raw(&there, "data") == raw(&here, "data"), "{round}");
+    }
+    let count = |daemon: &Daemon, begin: &str| {
+        let listed = daemon.json(&["list"]);
+        let names = listed["volumes"].as_array().unwrap().iter();
+        names.filter(|one| one["name"].as_str().unwrap().starts_with(begin)).count()
+    };
+    assert_eq!(count(&here, "data@replica-"), 2);
+    assert_eq!(count(&there, "data@"), 2);
+    let labels = here.json(&["show", "data"])["volume"]["labels"].take();
+    assert!(labels["blockd.io/replicated-unix-ms"].as_str().unwrap().parse::<u64>().is_ok());
+}
+
+/// A receiver that has stopped reading holds a sender up, and a signal ends it nevertheless.
+#[test]
+fn a_sender_whose_receiver_is_silent_can_be_interrupted() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let target = listening.target();
+    signal(&listening.child, "STOP");
+    let mut send = here.command(&["send", "data@mon", &target]);
+    let sender = send.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    signal(&sender, "INT");
+    let output = sender.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(130) && error.contains("interrupted"), "{error}");
+    signal(&listening.child, "CONT");
+    here.ok(&["send", "data@mon", &target]);
+    assert!(raw(&there, "data") == raw(&here, "data@mon"));
+}
+
+/// Files of an authority, and of what it signed.
+fn identities(daemon: &Daemon, authority: &str, names: &[&str]) {
+    let mut of_authority = CertificateParams::new(Vec::new()).unwrap();
+    of_authority.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let issuer = CertifiedIssuer::self_signed(of_authority, key).unwrap();
+    let write = |name: String, text: String| fs::write(daemon.dir.join(name), text).unwrap();
+    write(format!("{authority}.pem"), issuer.pem());
+    for name in names {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        write(format!("{name}.pem"), params.signed_by(&key, &issuer).unwrap().pem());
+        write(format!("{name}.key"), key.serialize_pem());
+    }
+}
+
+#[test]
+fn both_ends_have_to_show_a_certificate() {
+    let (here, there) = two_hosts();
+    identities(&there, "ca", &["receiver", "sender"]);
+    identities(&there, "other-ca", &["stranger"]);
+    let file = |name: &str| there.dir.join(name).to_str().unwrap().to_owned();
+    let tls = |name: &str, ca: &str| {
+        let files = [file(&format!("{name}.pem")), file(&format!("{name}.key")), file(ca)];
+        let [cert, key, ca] = files;
+        vec!["--tls-cert".to_owned(), cert, "--tls-key".to_owned(), key, "--tls-ca".to_owned(), ca]
+    };
+    let owned = tls("receiver", "ca.pem");
+    let words: Vec<&str> = owned.iter().map(String::as_str).collect();
+    // Beyond this host, too.
+    let listening = Listening::start(&there, "0.0.0.0:0", &words);
+    let port = listening.address.rsplit_once(':').unwrap().1;
+    let target = format!("tcp://localhost:{port}");
+    let send = |tls: &[String]| {
+        let mut words = vec!["send", "data@mon", target.as_str(), "--reconnect", "1ms"];
+        words.extend(tls.iter().map(String::as_str));
+        here.run(&words)
+    };
+    for stranger in [tls("stranger", "ca.pem"), tls("sender", "other-ca.pem"), Vec::new()] {
+        let output = send(&stranger);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(9), "{error}");
+        assert!(error.contains("connection with localhost:"), "{error}");
+    }
+    let output = send(&tls("sender", "ca.pem"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(raw(&there, "data") == raw(&here, "data@mon"));
+}
+
+#[test]
+fn without_certificates_no_connection_leaves_the_host() {
+    let daemon = Daemon::start("64M");
+    daemon.ok(&["add", "data", "--size", "1M"]);
+    daemon.ok(&["snapshot", "data", "--tag", "mon"]);
+    for arguments in
+        [&["receive", "--listen", "0.0.0.0:0"][..], &["send", "data@mon", "tcp://192.0.2.1:7010"]]
+    {
+        let (code, error) = daemon.failure(arguments);
+        let named = error.contains("must be of this host without --tls-cert, --tls-key");
+        assert!(code == 3 && named, "{code} {error}");
+    }
+    let cases: [(&[&str], &str); 5] = [
+        (&["receive", "--listen", "localhost"], "listen is localhost: must be ADDRESS:PORT"),
+        (&["send", "data@mon", "tcp://host"], "TARGET is tcp://host: must be like tcp://HOST:PORT"),
+        (&["send", "data@mon", "tcp://127.0.0.1:1", "--resume", "0:a:b:c"], "without --resume"),
+        (
+            &["send", "data@mon", "tcp://127.0.0.1:1", "--reconnect", "1ms"],
+            "connecting to 127.0.0.1:1",
+        ),
+        (
+            &[
+                "receive",
+                "--listen",
+                "127.0.0.1:0",
+                "--tls-cert",
+                "none.pem",
+                "--tls-key",
+                "none.key",
+                "--tls-ca",
+                "none.pem",
+            ],
+            "tls-ca is none.pem: must be a usable file in PEM",
+        ),
+    ];
+    for (arguments, problem) in cases {
+        let (_, error) = daemon.failure(arguments);
+        assert!(error.contains(problem), "{error}");
+    }
+}
