@@ -37,6 +37,9 @@ impl Worker {
         match plan.kind {
             PlanKind::Idle => Err(MapperError::Internal("complete without a request in flight")),
             PlanKind::Read => {
+                if plan.fills_cache() {
+                    self.give_up_fills(plan);
+                }
                 self.pool.epochs.leave(self.slot, plan.parity);
                 if self.pool.has_stopped() {
                     // It may be waiting for this read to end.
