@@ -132,7 +132,7 @@ pub(crate) enum PlanKind {
 pub struct Plan {
     pub(crate) ops: Vec<PlanOp>,
     pub(crate) slow: Vec<SlowPiece>,
-    /// What the read brings into the cache.
+    /// Pages that the read brings into the cache.
     pub(crate) fills: Vec<Fill>,
     pub(crate) kind: PlanKind,
     pub(crate) parity: u8,

@@ -9,7 +9,8 @@
 //! - **C1** A write into an extent that a volume has drops its pages before it is sent.
 //! - **C2** The end of an extent's last reference drops them, before the extent is free for reuse
 //!   or passed down. So a write into an extent that was free finds none.
-//! - **C3** A copy of the engine's, of a fold or a move, drops those of its target before it writes.
+//! - **C3** A copy of the engine's, of a fold or a move, drops those of its target before it
+//!   writes.
 //! - **C4** Pages come in only from extents that several volumes share: these are not written in
 //!   place, and no such write is in flight. A fold or a move adds a reference to an extent with
 //!   such a write in flight, so nothing comes in while one of them holds the extent here too.
