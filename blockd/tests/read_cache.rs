@@ -102,7 +102,8 @@ fn twenty_clones_that_are_read_at_the_same_time_read_their_image_once() {
 
 #[test]
 fn a_cache_is_turned_on_and_off_by_a_reload_and_shown() {
-    let daemon = Daemon::start_with("1G", "read_cache = 0");
+    let metrics = "[metrics]\naddress = \"127.0.0.1:0\"";
+    let daemon = Daemon::start_with("1G", &format!("read_cache = 0\n{metrics}"));
     let image = clones(&daemon, 2);
     let configure = |from: &str, to: &str, bytes: usize| {
         let text = std::fs::read_to_string(daemon.config()).unwrap();

@@ -123,6 +123,8 @@ pub(crate) enum PlanKind {
     /// No operation is in flight.
     Idle,
     Read,
+    /// One that brings pages into the cache.
+    CachedRead,
     Write,
     Flush,
 }
@@ -132,7 +134,7 @@ pub(crate) enum PlanKind {
 pub struct Plan {
     pub(crate) ops: Vec<PlanOp>,
     pub(crate) slow: Vec<SlowPiece>,
-    /// Pages that the read brings into the cache.
+    /// Pages that the read brings into the cache. Empty when it has ended.
     pub(crate) fills: Vec<Fill>,
     pub(crate) kind: PlanKind,
     pub(crate) parity: u8,
@@ -196,7 +198,7 @@ impl Plan {
     #[must_use]
     #[inline]
     pub fn fills_cache(&self) -> bool {
-        !self.fills.is_empty()
+        self.kind == PlanKind::CachedRead
     }
 
     /// Whether IO is out that `complete` must be called for.
@@ -214,6 +216,7 @@ impl Plan {
     /// Forgets the request without completing it, as the death of a process does. The pool object
     /// it belongs to must not be used afterwards.
     pub fn abandon(&mut self) {
+        self.fills.clear();
         self.reset();
     }
 
@@ -228,7 +231,6 @@ impl Plan {
     pub(crate) fn reset(&mut self) {
         self.ops.clear();
         self.slow.clear();
-        self.fills.clear();
         self.kind = PlanKind::Idle;
         self.fua_commit = false;
         self.joins = false;

@@ -36,7 +36,8 @@ impl Worker {
         let directory = attachment.directory();
         let (covered, is_awaiting) = serve(&self.pool, &directory, offset, buffer, plan);
         if !plan.ops.is_empty() {
-            plan.kind = PlanKind::Read;
+            let fills = !plan.fills.is_empty();
+            plan.kind = if fills { PlanKind::CachedRead } else { PlanKind::Read };
             plan.parity = parity;
             plan.volume = attachment.id();
             return Ok(Step::Issue { covered });
@@ -65,7 +66,6 @@ impl Worker {
     }
 
     /// Ends what was not taken in, while the read is in its IO epoch: its extents are not free.
-    #[cold]
     pub(super) fn give_up_fills(&self, plan: &mut Plan) {
         let mut is_awaited = false;
         for fill in plan.fills.drain(..) {
