@@ -73,6 +73,8 @@ pub mod open;
 pub mod plan;
 #[cfg(not(loom))]
 pub mod pool;
+#[cfg(not(loom))]
+pub mod read_cache;
 pub mod ring;
 #[doc(hidden)]
 pub mod shared_counts;

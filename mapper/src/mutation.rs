@@ -108,6 +108,11 @@ mutations! {
     ShrunkEarly "M8" "a device is smaller in the table while extents behind its new end are in use";
     LeavingGivenOut "M9" "an extent that is leaving is given out once all of them are free";
     MovesForgotten "M10" "a rebalance that ends forgets the moves that it has begun";
+    CacheKeptAtWrite "C1" "a write in place leaves what is cached of its extent";
+    CacheKeptAtReuse "C2" "an extent that becomes free stays in the read cache";
+    CacheKeptAtCopy "C3" "a fold leaves what is cached of the extent that it copies into";
+    CachedUnderHold "C4" "an extent that is being moved or folded counts as shared for the cache";
+    CacheFilledLate "C5" "a read fills the cache although its extent was dropped meanwhile";
     DiffTrustsShared "diff" "a leaf with any sharer is taken for the same in both";
     AccountByLeaf "account" "an extent counts as exclusive if its leaf is";
 }
@@ -168,6 +173,11 @@ situations! {
     DeviceShrunk "a device of the pool became smaller";
     Rebalanced "the devices of a pool were evened out";
     RebalanceEnded "a rebalance has ended";
+    ReadFromCache "a page was read from the cache";
+    ReadJoined "a read waited for another one of the same page";
+    PageDropped "a page was dropped from the cache";
+    FillDropped "a page was dropped that a read was bringing into the cache";
+    PageEvicted "a page of the cache made room for another";
     Passdown "freed extents were passed down to the media";
 }
 

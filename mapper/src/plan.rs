@@ -2,6 +2,7 @@
 
 use crate::error::MapperError;
 use crate::geometry::MAX_DEVICES;
+use crate::read_cache::Fill;
 use crate::units::{DeviceIndex, ExtentIndex, VolumeId};
 
 /// The caller's next step with a request.
@@ -122,6 +123,8 @@ pub(crate) enum PlanKind {
     /// No operation is in flight.
     Idle,
     Read,
+    /// One that brings pages into the cache.
+    CachedRead,
     Write,
     Flush,
 }
@@ -131,6 +134,8 @@ pub(crate) enum PlanKind {
 pub struct Plan {
     pub(crate) ops: Vec<PlanOp>,
     pub(crate) slow: Vec<SlowPiece>,
+    /// Pages that the read brings into the cache. Empty when it has ended.
+    pub(crate) fills: Vec<Fill>,
     pub(crate) kind: PlanKind,
     pub(crate) parity: u8,
     pub(crate) volume: VolumeId,
@@ -158,6 +163,7 @@ impl Plan {
         Self {
             ops: Vec::with_capacity(ops),
             slow: Vec::with_capacity(ops),
+            fills: Vec::new(),
             kind: PlanKind::Idle,
             parity: 0,
             volume: VolumeId(0),
@@ -187,6 +193,14 @@ impl Plan {
         !self.slow.is_empty()
     }
 
+    /// Whether the read brings something into the cache, so that
+    /// [`keep`](crate::worker::Worker::keep) is to be called.
+    #[must_use]
+    #[inline]
+    pub fn fills_cache(&self) -> bool {
+        self.kind == PlanKind::CachedRead
+    }
+
     /// Whether IO is out that `complete` must be called for.
     #[must_use]
     pub fn is_armed(&self) -> bool {
@@ -194,7 +208,7 @@ impl Plan {
     }
 
     /// Whether the request has been slowed down for long enough: it takes its resources from now
-    /// on, as far as they are available.
+    /// on, as far as they are available. A read waits for no other one.
     pub fn hurry(&mut self, hurried: bool) {
         self.hurried = hurried;
     }
@@ -202,6 +216,7 @@ impl Plan {
     /// Forgets the request without completing it, as the death of a process does. The pool object
     /// it belongs to must not be used afterwards.
     pub fn abandon(&mut self) {
+        self.fills.clear();
         self.reset();
     }
 

@@ -17,6 +17,7 @@ use crate::io_epoch::IoEpochs;
 use crate::mutation::{Mutation, active};
 use crate::mutation_gate::MutationGate;
 use crate::plan::CommitTicket;
+use crate::read_cache::{CacheStatus, ReadCache};
 use crate::ring::{DeltaRing, Dropped};
 use crate::shared_counts::SharedCounts;
 use crate::stripe::{STRIPES, Stripe, stripe_index};
@@ -56,6 +57,8 @@ pub struct Pool {
     pub(crate) arena: Arena,
     /// Per device of the table.
     pub(crate) counts: Box<[SharedCounts]>,
+    /// Blocks that several volumes share.
+    pub(crate) read_cache: ReadCache,
     pub(crate) stripes: Box<[Mutex<Stripe>]>,
     pub(crate) gate: MutationGate,
     pub(crate) epochs: IoEpochs,
@@ -398,6 +401,43 @@ impl Pool {
         Some((self.counts.get(device)?, local))
     }
 
+    /// Whether reads are to be planned by [`read_cached`](crate::worker::Worker::read_cached).
+    #[must_use]
+    #[inline]
+    pub fn caches_reads(&self) -> bool {
+        self.read_cache.is_on()
+    }
+
+    /// Lets the cache of shared blocks hold up to this many bytes from now on; with 0 it is off.
+    /// What it holds is dropped.
+    pub fn set_read_cache(&self, limit: u64) {
+        if self.read_cache.set_limit(limit) {
+            self.bump();
+        }
+    }
+
+    /// Figures of the cache of shared blocks.
+    #[must_use]
+    pub fn read_cache_status(&self) -> CacheStatus {
+        self.read_cache.status()
+    }
+
+    /// Drops what the cache has of an extent that is about to change, or to be free.
+    #[inline]
+    pub(crate) fn drop_cached(&self, extent: PhysicalExtent) {
+        if self.read_cache.drop_pages(extent) {
+            self.bump();
+        }
+    }
+
+    /// Keeps an extent out of the cache, before a reference is added to it under writes in flight
+    /// (C4).
+    pub(crate) fn hold_uncached(&self, extent: PhysicalExtent) {
+        if self.read_cache.hold(extent) {
+            self.bump();
+        }
+    }
+
     pub(crate) fn stripe(&self, lineage: VolumeId, slot: SlotIndex) -> &Mutex<Stripe> {
         &self.stripes[stripe_index(lineage, slot)]
     }
@@ -498,6 +538,7 @@ impl Pool {
             former: Mutex::default(),
             arena,
             counts: (0..MAX_DEVICES).map(|_| SharedCounts::default()).collect(),
+            read_cache: ReadCache::new(geometry, tuning.read_cache),
             stripes: Self::new_stripes(),
             gate: MutationGate::new(slots, next_lsn),
             epochs: IoEpochs::new(slots),

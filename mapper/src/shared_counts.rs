@@ -69,7 +69,9 @@ impl SharedCounts {
         let counter = self.counter(extent).expect("references were added");
         let before = counter.load(Ordering::Acquire);
         assert!(before > 0, "{extent} has no reference beyond the first");
-        counter.fetch_sub(1, Ordering::AcqRel) - 1
+        // Ordered with the look of a reader that fills the read cache, and with the writer's look
+        // there afterwards.
+        counter.fetch_sub(1, Ordering::SeqCst) - 1
     }
 
     /// The extents with more than one reference and how many more, in order.

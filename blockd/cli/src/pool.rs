@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::grow::Grow;
 use super::output::table::{Cell, Side, Table, properties};
 use super::output::terminal::Tone;
-use super::output::{human_seconds, percent};
+use super::output::{Output, human_seconds, percent};
 use super::usage::Usage;
 use super::{Context, amount, answers, node, pool_tools};
 
@@ -239,6 +239,9 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         rows.push(("composite", fold::composite(folds)));
         rows.extend((folds.enabled).then(|| ("folds", fold::folds(folds, &context.output))));
     }
+    if let Some(cache) = pool.read_cache.filter(|cache| cache.limit_bytes > 0) {
+        rows.push(("read cache", read_cache(&cache, output)));
+    }
     rows.extend(pool.node_objects.iter().map(|one| node::object_row(one, context)));
     for device in &pool.devices {
         let mut how = vec![device.kind().word().to_owned(), size(device.size_bytes)];
@@ -253,6 +256,17 @@ fn details(pool: &v1::Pool, context: &Context) -> String {
         rows.push(("device", format!("{} ({})", device_name(device), how.join(", "))));
     }
     properties(&rows, output.paint())
+}
+
+/// The cache of blocks that several volumes share, and how much of the reads of those it serves.
+fn read_cache(cache: &v1::PoolReadCache, output: &Output) -> String {
+    let v1::PoolReadCache { hits, misses, evictions, dropped, .. } = *cache;
+    let (held, limit) = (amount(cache.held_bytes), amount(cache.limit_bytes));
+    let of = format!("{} of {}", output.size(held), output.size(limit));
+    let pages = hits.saturating_add(misses);
+    let rate =
+        if pages == 0 { "no reads".to_owned() } else { format!("{} hits", percent(hits, pages)) };
+    format!("{of}, {rate}, {evictions} evicted, {dropped} dropped")
 }
 
 /// The properties of a device in persistent memory.

@@ -64,7 +64,8 @@ pub struct RegionShare {
     pub others: Vec<PathBuf>,
 }
 
-/// The policy when a pool fills up.
+/// Settings of a pool that can be changed while it is open: the policy when it fills up, and the
+/// memory for its reads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SpaceConfig {
     /// Where its states begin; `None`: it has none but full.
@@ -73,6 +74,9 @@ pub struct SpaceConfig {
     pub quantum: u64,
     /// Bytes a second that folds of composite entries may copy; 0: nothing is folded.
     pub fold_rate: u64,
+    /// Bytes that the cache of blocks which several volumes share may hold; 0: there is none. Pools
+    /// in memory have none, whatever this says.
+    pub read_cache: u64,
     /// Most bytes of all volumes together, in hundredths of the pool's size; `None`: no limit.
     pub overprovision_percent: Option<u64>,
     /// Bytes up to which its first file is made longer when it is low; 0 for not at all.
@@ -91,6 +95,7 @@ impl Default for SpaceConfig {
             marks: Some(Marks::default()),
             quantum: 16 << 20,
             fold_rate: 64 << 20,
+            read_cache: 0,
             overprovision_percent: None,
             grow_limit: 0,
             grow_step: 0,
@@ -139,6 +144,23 @@ pub enum DeviceKind {
     Memory,
     /// Persistent memory, or a file that is served in the same way.
     Pmem(PmemOptions),
+}
+
+impl DeviceKind {
+    /// Whether its bytes are memory of this host, which reads copy from.
+    #[must_use]
+    pub const fn is_memory(self) -> bool {
+        matches!(self, Self::Memory | Self::Pmem(_))
+    }
+}
+
+impl PoolConfig {
+    /// Bytes that the cache of blocks which several volumes share may hold; none in memory.
+    #[must_use]
+    pub fn read_cache(&self) -> u64 {
+        let is_memory = self.devices.iter().any(|device| device.kind.is_memory());
+        if is_memory { 0 } else { self.space.read_cache }
+    }
 }
 
 /// This host as a member of its pools.

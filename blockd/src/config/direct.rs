@@ -34,6 +34,7 @@ impl Source<'_> {
             ("volatile", pool.volatile != usual.volatile),
             ("extent_size", pool.extent_size != usual.extent_size),
             ("composite", pool.composite != usual.composite),
+            ("read_cache", pool.read_cache != usual.read_cache),
             ("atomicity", pool.atomicity != usual.atomicity),
             ("space", pool.space != usual.space),
             ("extend", pool.extend != usual.extend),

@@ -346,7 +346,8 @@ fn each_wrong_space_policy_is_refused_with_file_line_key_value_and_what_is_allow
 
 #[test]
 fn a_space_policy_has_all_its_settings_in_one_place() {
-    let text = "[[pool]]\nname = \"a\"\npath = \"/a\"\n[pool.extend]\nsocket = \"/run/s\"\n\
+    let text = "[[pool]]\nname = \"a\"\npath = \"/a\"\nread_cache = \"256M\"\n\
+                [pool.extend]\nsocket = \"/run/s\"\n\
                 [pool.space]\nlow = \"10%\"\nvery_low = \"2%\"\nquantum = \"32M\"\nfold_rate = 0\n\
                 overprovision_ratio = \"1.5\"\ngrow_limit = \"1T\"\ngrow_step = \"1G\"\n\
                 hook = \"/bin/sh\"\nhook_timeout = \"90s\"";
@@ -356,6 +357,7 @@ fn a_space_policy_has_all_its_settings_in_one_place() {
         marks: Some(Marks { low: Mark::Percent(10), very_low: Mark::Percent(2) }),
         quantum: 32 << 20,
         fold_rate: 0,
+        read_cache: 256 << 20,
         overprovision_percent: Some(150),
         grow_limit: 1 << 40,
         grow_step: 1 << 30,
@@ -365,6 +367,23 @@ fn a_space_policy_has_all_its_settings_in_one_place() {
     assert_eq!(pool.space, expected);
     let none = parse("[[pool]]\nname = \"a\"\npath = \"/a\"").unwrap().pools.remove(0);
     assert_eq!((none.space, none.extend_socket), (SpaceConfig::default(), None));
+}
+
+#[test]
+fn a_wrong_read_cache_is_refused_with_what_is_allowed() {
+    for (kind, value, allowed) in [
+        ("file", "\"65G\"", "65G: must be a size from 0 to"),
+        ("file", "\"1M\"", "1M: must be 0 for no cache, or a size from 16M to 64G"),
+        ("file", "-1", "-1: must be a size from 0 to"),
+        ("pmem", "\"64M\"", "64M: must be 0 for a pool in memory"),
+    ] {
+        let text = format!(
+            "[[pool]]\nname = \"a\"\npath = \"/a\"\nkind = \"{kind}\"\nread_cache = {value}"
+        );
+        let error = parse(&text).unwrap_err().to_string();
+        let expected = format!("/etc/b.toml:5: pool.read_cache is {allowed}");
+        assert!(error.starts_with(&expected), "{text}\n{error}");
+    }
 }
 
 #[test]

@@ -178,6 +178,18 @@ fn region(snapshot: &mut Snapshot, pool: &PoolHandle, space: &PoolSpace) {
     set("pmem_amount_max_volume_size", space.available());
 }
 
+/// Figures of a pool's cache of shared blocks.
+fn read_cache(snapshot: &mut Snapshot, pool: &PoolHandle) {
+    let mut set = |name, value| snapshot.set(name, &[pool.name()], value);
+    let cache = pool.mapper().read_cache_status();
+    set("blockd_pool_read_cache_limit_bytes", cache.limit);
+    set("blockd_pool_read_cache_bytes", cache.bytes);
+    set("blockd_pool_read_cache_hits", cache.hits);
+    set("blockd_pool_read_cache_misses", cache.misses);
+    set("blockd_pool_read_cache_evictions", cache.evictions);
+    set("blockd_pool_read_cache_dropped", cache.dropped);
+}
+
 async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>) {
     let Ok(space) = space_of(pool).await else { return };
     let held = space.pool.reserved / pool.extent_size().max(1);
@@ -189,6 +201,7 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
         snapshot.set_named(node_name(pool.id(), node, "free"), held);
         snapshot.set_named(node_name(pool.id(), node, "allocations"), refills);
     }
+    read_cache(snapshot, pool);
     let mut set = |name, value| snapshot.set(name, &[pool.name()], value);
     set("blockd_pool_size_bytes", space.pool.total);
     set("blockd_pool_free_bytes", space.free());

@@ -221,9 +221,9 @@ impl Daemon {
         Ok(Self { control, workers, listeners, stop_control, control_server, _locks })
     }
 
-    /// Applies the settings that can be changed without a restart: the space policy of pools, and
-    /// sockets of requests for more space. Pools that are not open are tried again, but for those
-    /// that were closed on request. An invalid file changes nothing.
+    /// Applies the settings that can be changed without a restart: the space policy and read cache
+    /// of pools, and sockets of requests for more space. Pools that are not open are tried again,
+    /// but for those that were closed on request. An invalid file changes nothing.
     async fn read_again(&self, source: Option<&Source>) {
         let config = match source.map(Source::read) {
             None => return tracing::info!("SIGHUP is ignored: there is no configuration to read"),
@@ -256,8 +256,8 @@ impl Daemon {
         tokio::spawn(async move { control.reopen_pools().await });
         self.control.follow_extend_sockets(&config.pools).await;
         tracing::info!(
-            "SIGHUP: pool.space and pool.extend are as configured, pools that are not open are \
-             tried again; the rest takes a restart"
+            "SIGHUP: pool.space, pool.extend and pool.read_cache are as configured, pools that are \
+             not open are tried again; the rest takes a restart"
         );
     }
 

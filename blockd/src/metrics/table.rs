@@ -123,6 +123,42 @@ pub const METRICS: &[Metric] = &[
         POOL,
         "Folds that ended without a change, and are tried again later",
     ),
+    metric(
+        "blockd_pool_read_cache_limit_bytes",
+        Gauge,
+        POOL,
+        "Bytes that the cache of shared blocks may hold; 0: it is off",
+    ),
+    metric(
+        "blockd_pool_read_cache_bytes",
+        Gauge,
+        POOL,
+        "Bytes that the cache of shared blocks holds",
+    ),
+    metric(
+        "blockd_pool_read_cache_hits",
+        Counter,
+        POOL,
+        "Pages of 4 KiB, or parts of one, that reads found in the cache of shared blocks",
+    ),
+    metric(
+        "blockd_pool_read_cache_misses",
+        Counter,
+        POOL,
+        "Pages of shared extents, or parts of one, that were read from the media for the cache",
+    ),
+    metric(
+        "blockd_pool_read_cache_evictions",
+        Counter,
+        POOL,
+        "Pages that made room for others in the cache of shared blocks",
+    ),
+    metric(
+        "blockd_pool_read_cache_dropped",
+        Counter,
+        POOL,
+        "Pages dropped from the cache of shared blocks as their extent was about to change",
+    ),
     metric("blockd_pool_leaving_devices", Gauge, POOL, "Devices that are leaving or shrinking"),
     metric(
         "blockd_pool_evacuation_left_bytes",

@@ -444,7 +444,7 @@ fn a_socket_of_the_configuration_is_served_and_a_wrong_one_is_refused() {
     daemon.ok(&["extend-request", "--socket", path, "data", "1M", "0", "0"]);
     fs::write(daemon.config(), &changed).unwrap();
     daemon.hang_up();
-    logged(&daemon, &["SIGHUP: pool.space and pool.extend are as configured"], 1);
+    logged(&daemon, &["SIGHUP: pool.space, pool.extend and pool.read_cache are as configured"], 1);
     assert!(!socket.exists());
     let path = other.to_str().unwrap();
     daemon.ok(&["extend-request", "--socket", path, "data", "1M", "0", "0"]);

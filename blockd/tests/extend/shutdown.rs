@@ -175,7 +175,7 @@ fn a_shutdown_closes_its_pool_alone_while_another_goes_on_with_its_io() {
     let (code, error) = daemon.failure(&create);
     assert!(code == 7 && error.contains("pool open"), "{error}");
     daemon.hang_up();
-    logged(daemon, &["SIGHUP: pool.space and pool.extend are as configured"], 1);
+    logged(daemon, &["SIGHUP: pool.space, pool.extend and pool.read_cache are as configured"], 1);
     assert_eq!(pair.state("w"), "closed");
     assert!(!pair.sockets[1].exists());
     // It is opened with its attachment, every answered write, and its socket.

@@ -19,7 +19,7 @@ const LAYERS: [Layers; 2] = [
             &["mutation", "sync", "units"],
             &["allocator", "directory", "geometry", "io_epoch", "mapping", "mutation_gate"],
             &["entry"],
-            &["io", "leaf", "shared_counts", "stripe"],
+            &["io", "leaf", "read_cache", "shared_counts", "stripe"],
             &["arena", "format"],
             &["claim", "error"],
             &["create", "plan", "ring", "space"],

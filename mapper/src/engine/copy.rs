@@ -2,6 +2,7 @@
 
 use crate::geometry::{Geometry, PAGE_BYTES};
 use crate::io::{IoBuffer, IoError, IoOp};
+use crate::mutation::{Mutation, active};
 use crate::pool::{Pool, split};
 use crate::sync::Ordering;
 use crate::units::PhysicalExtent;
@@ -73,6 +74,10 @@ impl Copy {
         let sub_block = pool.geometry.sub_block_size();
         let first = self.left.trailing_zeros();
         if let IoOp::Read { buffer, .. } = op {
+            if !active(Mutation::CacheKeptAtCopy) {
+                // C3: before the write is sent.
+                pool.drop_cached(self.to);
+            }
             let (device, base) = pool.place(self.to);
             let offset = base + u64::from(first) * sub_block;
             io.push(device, IoOp::Write { offset, buffer, fua: false }, purpose);

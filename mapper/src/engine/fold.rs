@@ -432,6 +432,7 @@ impl Engine {
         if let Some((counts, local)) = pool.counts_of(fold.overlay) {
             counts.sub(local);
         }
+        pool.read_cache.end_hold(fold.overlay);
         let Some(write) = write else { return true };
         if write.page_promised {
             pool.return_page();

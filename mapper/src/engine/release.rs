@@ -278,7 +278,8 @@ impl Releases {
     pub(crate) fn release_leaf(&mut self, pool: &Pool, leaf: LeafId, stripe: usize) {
         let _stripe = pool.stripes[stripe].lock();
         let meta = pool.arena.meta(leaf);
-        if meta.references.fetch_sub(1, Ordering::AcqRel) > 1 {
+        // Ordered as the drop of an extent's reference is.
+        if meta.references.fetch_sub(1, Ordering::SeqCst) > 1 {
             self.unshared |= pool.arena.composites(leaf) > 0;
             return;
         }
@@ -301,6 +302,9 @@ impl Releases {
         {
             self.unshared |= counts.sub(local) == 0;
             return;
+        }
+        if !active(Mutation::CacheKeptAtReuse) {
+            pool.drop_cached(physical);
         }
         self.freed += 1;
         self.is_any_since_cut = true;

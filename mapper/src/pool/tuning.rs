@@ -37,6 +37,8 @@ pub struct Tuning {
     pub fold_rate: u64,
     /// Bytes a second that may be copied off a device that is leaving; 0: nothing is moved.
     pub evacuation_rate: u64,
+    /// Bytes that the cache of blocks which several volumes share may hold; 0: it is off.
+    pub read_cache: u64,
     /// The caller renews a claim page on the first device. The superblock says so from then on.
     pub claimed: bool,
 }
@@ -58,6 +60,7 @@ impl Default for Tuning {
             marks: None,
             fold_rate: 64 << 20,
             evacuation_rate: 64 << 20,
+            read_cache: 0,
             claimed: false,
         }
     }

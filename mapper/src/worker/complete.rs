@@ -36,17 +36,28 @@ impl Worker {
         }
         match plan.kind {
             PlanKind::Idle => Err(MapperError::Internal("complete without a request in flight")),
-            PlanKind::Read => {
-                self.pool.epochs.leave(self.slot, plan.parity);
-                if self.pool.has_stopped() {
-                    // It may be waiting for this read to end.
-                    self.pool.want_engine();
-                }
-                self.finish(plan, result, "read")
+            PlanKind::Read => self.complete_read(plan, result),
+            PlanKind::CachedRead => {
+                self.give_up_fills(plan);
+                self.complete_read(plan, result)
             }
             PlanKind::Flush => self.complete_flush(plan, result),
             PlanKind::Write => self.complete_write(attachment, plan, result),
         }
+    }
+
+    #[inline]
+    fn complete_read(
+        &self,
+        plan: &mut Plan,
+        result: Result<(), IoError>,
+    ) -> Result<Answer, MapperError> {
+        self.pool.epochs.leave(self.slot, plan.parity);
+        if self.pool.has_stopped() {
+            // It may be waiting for this read to end.
+            self.pool.want_engine();
+        }
+        self.finish(plan, result, "read")
     }
 
     fn complete_flush(

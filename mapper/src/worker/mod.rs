@@ -5,6 +5,7 @@ mod changes;
 mod clear;
 mod complete;
 mod read;
+mod read_cached;
 mod status;
 mod way;
 mod write;

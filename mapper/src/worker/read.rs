@@ -23,10 +23,27 @@ impl Worker {
         plan: &mut Plan,
     ) -> Result<Step, MapperError> {
         plan.check_idle()?;
-        let volume = &*attachment.volume;
         plan.reset();
-        // The epoch is entered before the map is read: extents that the read found are not reused
-        // before it ends (R4).
+        let Some(parity) = self.begin_read(attachment, offset, len)? else {
+            return Ok(Step::Done { covered: 0 });
+        };
+        let covered = fill(&self.pool, &attachment.directory(), offset, len, plan);
+        plan.kind = PlanKind::Read;
+        plan.parity = parity;
+        plan.volume = attachment.id();
+        Ok(Step::Issue { covered })
+    }
+
+    /// Enters the IO epoch before the map is read: extents that the read finds are not reused
+    /// before it ends (R4). `None`: there is nothing to read.
+    #[inline]
+    pub(super) fn begin_read(
+        &self,
+        attachment: &Attachment,
+        offset: u64,
+        len: u64,
+    ) -> Result<Option<u8>, MapperError> {
+        let volume = &*attachment.volume;
         let parity = self.pool.epochs.enter(self.slot);
         let alive = match self.pool.check_alive() {
             Err(_) if active(Mutation::FlushErrorIgnored) => Ok(()),
@@ -38,13 +55,9 @@ impl Worker {
         });
         if usable.is_err() || len == 0 {
             self.pool.epochs.leave(self.slot, parity);
-            return usable.map(|()| Step::Done { covered: 0 });
+            return usable.map(|()| None);
         }
-        let covered = fill(&self.pool, &attachment.directory(), offset, len, plan);
-        plan.kind = PlanKind::Read;
-        plan.parity = parity;
-        plan.volume = volume.identity.id;
-        Ok(Step::Issue { covered })
+        Ok(Some(parity))
     }
 }
 
@@ -165,10 +178,9 @@ fn composite(
     while at < to {
         let bit = at / sub_block;
         let parts = std::iter::once(over).chain(below);
-        let (is_there, place, bits) = run_at(parts, bit);
+        let (place, bits) = run_at(parts, bit);
         let end = ((bit + u64::from(bits)) * sub_block).min(to);
-        let op = if is_there {
-            let (device, start) = place;
+        let op = if let Some((device, start)) = place {
             let (offset, len, buffer_offset) = (start + at, end - at, buffer_offset + (at - from));
             let (kind, stage, unseen) = (OpKind::Read, 0, false);
             PlanOp { kind, stage, device, offset, len, buffer_offset, unseen }
@@ -183,19 +195,18 @@ fn composite(
     to - from
 }
 
-type Place = (DeviceIndex, u64);
-
-/// The run of sub-blocks from `bit` on that lie in the same extent, or in none.
-fn run_at(parts: impl Iterator<Item = (u64, Place)>, bit: u64) -> (bool, Place, u32) {
+/// The run of sub-blocks from `bit` on that lie in the same extent, whose place is given, or in
+/// none.
+pub(super) fn run_at<P>(parts: impl Iterator<Item = (u64, P)>, bit: u64) -> (Option<P>, u32) {
     let (mut all, mut found) = (0, None);
     for (valid, place) in parts {
         let ones = (valid >> bit).trailing_ones();
         if ones > 0 {
-            found = Some((true, place, ones));
+            found = Some((Some(place), ones));
         }
         all |= valid;
     }
-    found.unwrap_or_else(|| (false, (DeviceIndex(0), 0), (all >> bit).trailing_zeros()))
+    found.unwrap_or_else(|| (None, (all >> bit).trailing_zeros()))
 }
 
 const fn zeroes(buffer_offset: u64, len: u64) -> PlanOp {

@@ -176,7 +176,7 @@ impl Worker {
                 let changed = self.pool.arena.meta(leaf).last_lsn.load(Ordering::Acquire);
                 changed <= self.pool.progress.0.durable.load(Ordering::SeqCst)
             });
-        let (device, base) = self.pool.place(physical);
+        let (device, base) = self.pool.place(self.uncached(physical));
         let op = PlanOp {
             kind: piece.payload.kind(fua),
             stage: 0,
@@ -285,7 +285,7 @@ impl Worker {
         let in_flight = stripe.on(volume.identity.id, piece.extent).next().map(|w| w.target);
         let present = if is_own { top.physical } else { in_flight.filter(|_| joins) };
         let allocated = present.is_none();
-        let target = match present.map_or_else(|| self.allocate(attachment, plan.hurried), Ok) {
+        let target = match self.target(attachment, present, plan.hurried) {
             Ok(target) => target,
             Err(reason) => {
                 if page_promised {
@@ -320,6 +320,29 @@ impl Worker {
         plan.slow.push(SlowPiece { extent: piece.extent, token: self.next_token });
         plan.fua_commit |= piece.fua;
         Planned::Yes
+    }
+
+    /// The extent that a slow write goes to: the one that is there, or a free one.
+    fn target(
+        &self,
+        attachment: &Attachment,
+        present: Option<PhysicalExtent>,
+        hurried: bool,
+    ) -> Result<PhysicalExtent, ParkReason> {
+        match present {
+            Some(target) => Ok(self.uncached(target)),
+            None => self.allocate(attachment, hurried),
+        }
+    }
+
+    /// Drops what the cache has of an extent that a write goes to (C1). After the extent was found
+    /// exclusive, and before the write is sent.
+    #[inline]
+    fn uncached(&self, extent: PhysicalExtent) -> PhysicalExtent {
+        if !active(Mutation::CacheKeptAtWrite) {
+            self.pool.drop_cached(extent);
+        }
+        extent
     }
 
     /// Whether no map shows the touched part of an extent that the volume has: it is not valid, and

@@ -70,8 +70,16 @@ impl Profile {
             Mutation::OverwriteFullRing => self.bend_to_full_rings(),
             Mutation::CompositeBeforeBit | Mutation::BitBeforeLog => self.bend_to_switches(random),
             _ if mutation.id().starts_with("R17") => self.bend_to_checkpoints(random),
-            _ if mutation.id().starts_with('M') => self.bend_to_moves(mutation, random),
-            _ if mutation.id().starts_with('K') => self.bend_to_folds(random),
+            _ => self.bend_by_group(mutation, random),
+        }
+    }
+
+    /// The same for rules whose letter says what they are about.
+    fn bend_by_group(&mut self, mutation: Mutation, random: &mut fastrand::Rng) {
+        match mutation.id().chars().next() {
+            Some('C') => self.bend_to_cache(mutation, random),
+            Some('M') => self.bend_to_moves(mutation, random),
+            Some('K') => self.bend_to_folds(random),
             _ => {}
         }
     }
@@ -147,6 +155,24 @@ impl Profile {
         self.controls[10] = 40;
         self.crash = 0.03;
         self.mix[4] = 20;
+    }
+
+    /// Few extents that come to be shared and exclusive again, most of them read, with a cache.
+    fn bend_to_cache(&mut self, mutation: Mutation, random: &mut fastrand::Rng) {
+        match mutation {
+            Mutation::CachedUnderHold => self.bend_to_moves(Mutation::MoveUndrained, random),
+            Mutation::CacheKeptAtReuse => self.bend_to_reuse(random),
+            _ => self.bend_to_folds(random),
+        }
+        if mutation == Mutation::CacheKeptAtWrite || mutation == Mutation::CacheFilledLate {
+            self.composite = false;
+        }
+        self.controls[1] = self.controls[1].max(20);
+        self.controls[3] = self.controls[3].max(20);
+        self.mix[0] = 60;
+        self.late = 0.2;
+        self.crash = 0.002;
+        self.read_cache = 1 << 24;
     }
 
     fn bend_to_full_rings(&mut self) {

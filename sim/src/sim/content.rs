@@ -109,7 +109,7 @@ impl Contents {
     /// Takes in one unit of real bytes.
     #[must_use]
     pub fn intern(&self, bytes: &[u8; UNIT_BYTES]) -> Value {
-        if bytes.iter().all(|byte| *byte == 0) {
+        if *bytes == [0; UNIT_BYTES] {
             return Value::ZERO;
         }
         // A client's data that the mapper has moved.

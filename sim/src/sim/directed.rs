@@ -1,6 +1,7 @@
 //! Scripts that show the absence of rules which chance shows too seldom. Each is a history like any
 //! other: with all rules in place it has to be clean, and normal runs contain it now and then.
 
+mod cached;
 mod moves;
 mod sharing;
 
@@ -14,6 +15,7 @@ use super::up::Kind;
 use super::world::script::BLOCK;
 use super::world::{Crash, World};
 
+use cached::{filled_late, folded_down, moved_under_write, used_again, written_in_place};
 use moves::{a_device_leaves_under_writes, a_device_leaves_with_shared_leaves};
 use sharing::{
     exclusive_too_early, family, fold_under_write, group_at_a_block_end, group_under_writes,
@@ -154,6 +156,15 @@ pub const ALL: &[Script] = &[
         bend: three_devices,
         steps: a_device_leaves_under_writes,
     },
+    Script { shows: &[Mutation::CacheKeptAtWrite], bend: caching, steps: written_in_place },
+    Script { shows: &[Mutation::CacheKeptAtReuse], bend: small_caching, steps: used_again },
+    Script { shows: &[Mutation::CacheKeptAtCopy], bend: composite_caching, steps: folded_down },
+    Script {
+        shows: &[Mutation::CachedUnderHold],
+        bend: three_devices_caching,
+        steps: moved_under_write,
+    },
+    Script { shows: &[Mutation::CacheFilledLate], bend: caching, steps: filled_late },
     Script { shows: &[], bend: small, steps: a_pool_grows },
     Script { shows: &[], bend: as_it_is, steps: requested_twice },
     Script { shows: &[], bend: long_commits, steps: many_changes },
@@ -184,6 +195,26 @@ fn many_leaves(profile: &mut Profile) {
     profile.reserve_extents = 1;
     profile.commit_blocks = 1;
     profile.quantum = 1;
+}
+
+/// Reads of what volumes share go by a cache.
+fn caching(profile: &mut Profile) {
+    profile.read_cache = 1 << 20;
+}
+
+fn small_caching(profile: &mut Profile) {
+    small(profile);
+    caching(profile);
+}
+
+fn composite_caching(profile: &mut Profile) {
+    composite(profile);
+    caching(profile);
+}
+
+fn three_devices_caching(profile: &mut Profile) {
+    three_devices(profile);
+    caching(profile);
 }
 
 /// The first has room for log, reserve and hardly any data.

@@ -99,6 +99,8 @@ pub struct Profile {
     pub fold_rate: u64,
     /// Bytes a second that may be copied off a leaving device.
     pub evacuation_rate: u64,
+    /// Bytes that the cache of shared blocks may hold; 0: there is none.
+    pub read_cache: u64,
     /// Share of devices that shrink, of those that leave or shrink.
     pub shrinks: f64,
     /// Share of rebalances, of changes of the devices.
@@ -183,19 +185,26 @@ impl Profile {
             composite: random.bool(),
             fold_rate: [0, 1 << 30, 1 << 40, 1 << 40][random.usize(..4)],
             evacuation_rate: 1 << 40,
+            read_cache: 0,
             shrinks: 0.3,
             rebalances: 0.3,
             rhythm: None,
         };
+        profile.draw_last(random);
+        profile
+    }
+
+    /// Draws what came later than the rest of the profile, which stays as it is.
+    fn draw_last(&mut self, random: &mut fastrand::Rng) {
         match random.u8(..8) {
-            0 => profile.bend_to_folds(random),
-            1 => profile.bend_to_snapshots(random),
-            2 => profile.bend_to_evacuation(random),
+            0 => self.bend_to_folds(random),
+            1 => self.bend_to_snapshots(random),
+            2 => self.bend_to_evacuation(random),
             _ => {}
         }
-        // After everything else, for the same reason.
-        profile.controls[12..].fill_with(|| if random.u8(..3) == 0 { 10 } else { 0 });
-        profile
+        self.controls[12..].fill_with(|| if random.u8(..3) == 0 { 10 } else { 0 });
+        // A page or four for each part of the cache, or more than there is data.
+        self.read_cache = [0, 1 << 16, 1 << 18, 1 << 24][random.usize(..4)];
     }
 
     /// A profile in which nothing happens by itself: for scripts.
@@ -240,6 +249,7 @@ impl Profile {
             composite: false,
             fold_rate: 1 << 40,
             evacuation_rate: 1 << 40,
+            read_cache: 0,
             shrinks: 0.0,
             rebalances: 0.0,
             rhythm: None,

@@ -323,6 +323,7 @@ impl Control {
             minimum_volume_bytes: to_wire(if handle.is_pmem() { step } else { 0 }),
             scrubbing_bytes: if handle.erases() { to_wire(space.pool.pending) } else { 0 },
             folds: Some(folds(&folded)),
+            read_cache: Some(read_cache(handle)),
             evacuation: evacuation(handle, &leaving),
             rebalance: rebalance(handle, &rebalanced),
             region: pmem.first().map(region).unwrap_or_default(),
@@ -449,5 +450,17 @@ pub(super) fn namespace(pool: &str, view: VolumeView, level: Durability) -> v1::
         write_cache: is_mapped,
         settings: Some(v1::VolumeSettings::default()),
         ..v1::Volume::default()
+    }
+}
+/// Figures of a pool's cache of shared blocks as a client gets them.
+fn read_cache(handle: &PoolHandle) -> v1::PoolReadCache {
+    let status = handle.mapper().read_cache_status();
+    v1::PoolReadCache {
+        limit_bytes: to_wire(status.limit),
+        held_bytes: to_wire(status.bytes),
+        hits: status.hits,
+        misses: status.misses,
+        evictions: status.evictions,
+        dropped: status.dropped,
     }
 }

@@ -37,9 +37,14 @@ impl Control {
         for (name, space) in changes {
             let mut pools = self.0.pools.write();
             let Some(known) = pools.get_mut(&name) else { continue };
+            let cache = known.config.read_cache();
             known.config.space = space;
             if let Ok(handle) = &known.state {
                 apply(handle, &known.config.space);
+                // The cache is emptied by it.
+                if known.config.read_cache() != cache {
+                    handle.mapper().set_read_cache(known.config.read_cache());
+                }
             }
             changed.push(name);
         }

@@ -186,6 +186,7 @@ pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         marks: config.space.marks,
         quantum: config.space.quantum,
         fold_rate: config.space.fold_rate,
+        read_cache: config.read_cache(),
     }
 }
 

@@ -144,6 +144,7 @@ fn open_on(
             quantum: spec.quantum.div_ceil(u64::from(spec.extent_size).max(1)).max(1),
             marks: spec.marks,
             fold_rate: spec.fold_rate,
+            read_cache: spec.read_cache,
             write_through: all.iter().all(|device| device.ends_its_writes()),
             passdown: all.iter().any(|device| device.takes_discards()),
             synchronous: all.iter().all(|device| device.pmem().is_some()),

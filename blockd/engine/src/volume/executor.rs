@@ -13,6 +13,7 @@ use blockd_mapper::space::{OnFull, VolumeSettings};
 use blockd_mapper::worker::Attachment;
 use blockd_media::clock::Clock;
 
+use super::cached::read_cached;
 use super::copy::Copies;
 use super::pools::PoolPart;
 use super::slot::{Slot, State};
@@ -215,7 +216,7 @@ impl Executor {
                 self.answer(at);
                 return;
             }
-            match self.plan(at) {
+            match self.plan(at, ring) {
                 Ok(Step::Issue { covered }) => {
                     if self.slots[at].has_waited {
                         self.note_space(at);
@@ -312,7 +313,7 @@ impl Executor {
     }
 
     /// Requests the next step from the mapper. A request that it parks is in the queue afterwards.
-    fn plan(&mut self, at: usize) -> Result<Step, MapperError> {
+    fn plan(&mut self, at: usize, ring: &mut Ring) -> Result<Step, MapperError> {
         let now = self.now;
         let slot = &mut self.slots[at];
         let (Some(request), Some(attached)) = (&slot.request, &self.volumes[slot.volume]) else {
@@ -330,6 +331,10 @@ impl Executor {
         let step = match request.operation {
             _ if slot.flushing => part.worker.flush(volume, plan),
             Operation::Flush => part.worker.flush(volume, plan),
+            Operation::Read if part.worker.pool().caches_reads() => {
+                let doomed = slot.doomed;
+                read_cached(part, volume, (request, slot.done), (plan, doomed), ring)
+            }
             Operation::Read => part.worker.read(volume, offset, len, plan),
             Operation::Write { fua } => part.worker.write(volume, offset, len, fua, plan),
             Operation::Discard { .. } => part.worker.discard(volume, offset, len),
@@ -378,6 +383,9 @@ impl Executor {
         let flush = self.is_flush(at);
         if self.slots[at].plan.changes_map() {
             self.fence();
+        }
+        if self.slots[at].plan.fills_cache() {
+            self.keep_read(at, ring);
         }
         let slot = &mut self.slots[at];
         let Some(attached) = &self.volumes[slot.volume] else { return false };

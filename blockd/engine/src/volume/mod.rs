@@ -1,6 +1,7 @@
 //! Serves requests of volumes: plan, IO, answer. One [`Executor`] for each worker's thread.
 
 mod admission;
+mod cached;
 mod copy;
 mod executor;
 mod media;

@@ -49,6 +49,8 @@ pub struct PoolSpec {
     pub quantum: u64,
     /// Bytes a second that folds may copy; 0: nothing is folded.
     pub fold_rate: u64,
+    /// Bytes that the cache of blocks which several volumes share may hold; 0: there is none.
+    pub read_cache: u64,
     /// Records of the delta ring for each worker. Half full begins a commit.
     pub ring_records: u64,
     /// This host's number, which is written into the pool; 0 where it is not known.
@@ -76,6 +78,7 @@ impl PoolSpec {
             marks: Some(Marks::default()),
             quantum: 64 * u64::from(DEFAULT_EXTENT_SIZE),
             fold_rate: 64 << 20,
+            read_cache: 0,
             ring_records: 1 << 13,
             node: 0,
             taken_from: None,

@@ -22,6 +22,11 @@ const MIN_FOLD_RATE: u64 = 1 << 20;
 /// The largest: more than any storage copies in a second.
 const MAX_FOLD_RATE: u64 = 64 << 30;
 
+/// The smallest cache of shared blocks: a part of it has a MiB for the extents that fall on it.
+const MIN_READ_CACHE: u64 = 16 << 20;
+/// The largest: memory of a large host.
+const MAX_READ_CACHE: u64 = 64 << 30;
+
 /// A namespace that a pool names is no other pool's, whichever region it lies in.
 pub fn note_others(pools: &mut [PoolConfig]) {
     let named: Vec<(usize, PathBuf)> = (0..)
@@ -92,8 +97,26 @@ impl Source<'_> {
             commit_interval: self.duration(&key("commit_interval"), interval, 0, 60)?,
             ring_records: records as u64,
             extend_socket: self.extend_socket(index, &pool.extend)?,
-            space: self.space(index, &pool.space)?,
+            space: SpaceConfig {
+                read_cache: self.read_cache(index, pool, kind)?,
+                ..self.space(index, &pool.space)?
+            },
         })
+    }
+
+    /// Bytes of a pool's cache of shared blocks.
+    fn read_cache(&self, index: &str, pool: &Pool, kind: DeviceKind) -> Result<u64, Error> {
+        let (key, given) = (["pool", index, "read_cache"], &pool.read_cache);
+        let bytes = self.size(&key, given, (0, MAX_READ_CACHE))?;
+        if (1..MIN_READ_CACHE).contains(&bytes) {
+            let allowed = "0 for no cache, or a size from 16M to 64G, like \"256M\"";
+            return Err(self.refuse(&key, given, allowed));
+        }
+        if bytes > 0 && kind.is_memory() {
+            let allowed = "0 for a pool in memory: a cache would hold the same bytes twice";
+            return Err(self.refuse(&key, given, allowed));
+        }
+        Ok(bytes)
     }
 
     /// The kind of a pool's devices. Rejects keys of persistent memory for other kinds.
@@ -176,6 +199,7 @@ impl Source<'_> {
             return Err(self.refuse(&key("fold_rate"), &space.fold_rate, allowed));
         }
         Ok(SpaceConfig {
+            read_cache: 0,
             fold_rate,
             marks,
             quantum: self.size(&key("quantum"), &space.quantum, (64 << 10, 64 << 30))?,

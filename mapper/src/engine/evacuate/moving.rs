@@ -163,6 +163,7 @@ impl Engine {
             let of = (volume.identity.id, extent);
             stripe.add(SlowWrite::of_engine(token, of, (from, from), 0));
         }
+        pool.hold_uncached(from);
         if let Some((counts, local)) =
             pool.counts_of(from).filter(|_| !active(Mutation::MoveNotHeld))
         {
@@ -453,6 +454,7 @@ impl Engine {
         if !active(Mutation::MoveNotHeld) {
             self.releases.release_extent(&pool, one.from);
         }
+        pool.read_cache.end_hold(one.from);
         if let Some(copy) = &one.copy
             && !(active(Mutation::TargetNotHeld) && one.switches > 0)
         {

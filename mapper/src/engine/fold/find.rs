@@ -111,6 +111,7 @@ impl Engine {
             self.folds.put_off(self.later());
             return;
         }
+        pool.hold_uncached(it.overlay);
         if let Some((counts, local)) = pool.counts_of(it.overlay) {
             counts.add(local, 1);
         }

@@ -2,7 +2,7 @@
 
 use blockd_mapper::plan::{Answer, OpKind, ParkReason, Plan, Step};
 
-use super::ops::{mark_plan, put, send_op};
+use super::ops::{keep, mark_plan, put, send_op};
 use super::{Kind, Part, Up};
 use crate::sim::content::UNIT;
 use crate::sim::core::{Core, Origin, submitter_result, units};
@@ -211,6 +211,9 @@ impl Up {
         let Some(request) = self.requests[part.request].as_ref() else { return Ok(()) };
         let attachment = &self.attached[request.worker][&request.volume];
         let result = part.error.map_or(Ok(()), Err);
+        if result.is_ok() && part.plan.fills_cache() {
+            keep(core, &self.workers[request.worker], request, part.start, &mut part.plan);
+        }
         let answer = self.workers[request.worker].complete(attachment, &mut part.plan, result);
         core.trace.note(|| format!("part {at} complete({result:?}): {answer:?}"));
         let flush = request.kind == Kind::Flush || part.flushing;

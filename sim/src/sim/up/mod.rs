@@ -21,7 +21,7 @@ use crate::sim::core::{Core, bytes};
 use crate::sim::marks::Mark;
 use crate::sim::oracle::{Breach, ChangeId, Intent, Payload, Reading, Time, Violation};
 
-use ops::put;
+use ops::{put, read_cached};
 
 /// A request of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +55,8 @@ struct Request {
     change: Option<ChangeId>,
     reading: Option<Reading>,
     buffer: Vec<Value>,
+    /// The bytes of what the cache has served, and of what is to come into it.
+    bytes: Vec<u8>,
     parts: u32,
     /// Whether a part of it was planned or done.
     begun: bool,
@@ -212,6 +214,7 @@ impl Up {
             change: None,
             reading: None,
             buffer: Vec::new(),
+            bytes: Vec::new(),
             parts: 0,
             begun: false,
             io_failed: false,
@@ -305,7 +308,7 @@ impl Up {
     fn ask(&mut self, core: &mut Core, at: usize) -> Result<Step, MapperError> {
         let no_part = MapperError::Closed;
         let Some(part) = self.parts[at].as_mut() else { return Err(no_part) };
-        let Some(request) = self.requests[part.request].as_ref() else { return Err(no_part) };
+        let Some(request) = self.requests[part.request].as_mut() else { return Err(no_part) };
         let worker = &mut self.workers[request.worker];
         let attachments = &mut self.attached[request.worker];
         if let std::collections::btree_map::Entry::Vacant(vacant) =
@@ -319,6 +322,11 @@ impl Up {
             return worker.flush(attachment, &mut part.plan);
         }
         let step = match request.kind {
+            // What a whole pool has is read when it has just been opened, and its cache is empty.
+            Kind::Read if self.pool.caches_reads() => {
+                let place = (part.start, part.rest);
+                read_cached(core, worker, attachment, request, place, &mut part.plan)
+            }
             Kind::Read | Kind::Verify => worker.read(attachment, offset, len, &mut part.plan),
             Kind::Write => worker.write(attachment, offset, len, request.fua, &mut part.plan),
             Kind::Discard => worker.discard(attachment, offset, len),

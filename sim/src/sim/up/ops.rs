@@ -1,10 +1,12 @@
 //! The operations of a plan, as devices are asked for them.
 
-use blockd_mapper::plan::{OpKind, PlanOp};
+use blockd_mapper::error::MapperError;
+use blockd_mapper::plan::{OpKind, Plan, PlanOp, Step};
+use blockd_mapper::worker::{Attachment, Worker};
 
 use super::{Kind, Request};
-use crate::sim::content::{UNIT, Value, index};
-use crate::sim::core::{Core, Origin, units};
+use crate::sim::content::{UNIT, UNIT_BYTES, Value, index};
+use crate::sim::core::{Core, Origin, bytes, units};
 use crate::sim::disk::Action;
 use crate::sim::marks::Mark;
 
@@ -54,6 +56,39 @@ pub(super) fn send_op(
     };
     core.submit(device, action, origin, true);
     true
+}
+
+/// Plans a read of units by the cache, and takes over what that has served.
+pub(super) fn read_cached(
+    core: &Core,
+    worker: &mut Worker,
+    attachment: &Attachment,
+    request: &mut Request,
+    (start, len): (usize, usize),
+    plan: &mut Plan,
+) -> Result<Step, MapperError> {
+    let mut served = std::mem::take(&mut request.bytes);
+    served.clear();
+    served.resize(len * UNIT_BYTES, 0);
+    let step = worker.read_cached(attachment, bytes(start), &mut served, plan);
+    if let Ok(Step::Issue { covered } | Step::Done { covered }) = step {
+        let values = core.contents.intern_all(&served[..index(covered)]);
+        // What is read from the media is overwritten later.
+        let at = start - request.start;
+        request.buffer[at..at + values.len()].copy_from_slice(&values);
+    }
+    request.bytes = served;
+    step
+}
+
+/// Gives a read's units to the cache.
+pub(super) fn keep(core: &Core, worker: &Worker, request: &Request, start: usize, plan: &mut Plan) {
+    let values = &request.buffer[start - request.start..];
+    let mut read = vec![0; values.len() * UNIT_BYTES];
+    for (value, unit) in values.iter().zip(read.chunks_mut(UNIT_BYTES)) {
+        core.contents.bytes(*value, unit);
+    }
+    worker.keep(plan, &read);
 }
 
 pub(super) fn mark_plan(core: &mut Core, kind: Option<Kind>, ops: &[PlanOp]) {

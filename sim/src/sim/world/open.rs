@@ -101,6 +101,7 @@ impl World {
             marks: profile.marks,
             fold_rate: profile.fold_rate,
             evacuation_rate: profile.evacuation_rate,
+            read_cache: profile.read_cache,
         };
         let ring: Arc<dyn RingMemory> = Arc::<Ring>::clone(&self.core.ring);
         let options = OpenOptions {
