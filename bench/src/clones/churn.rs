@@ -29,7 +29,7 @@ const MOST_MIB: f64 = 1.0;
 /// Threads of the control runtime come and go.
 const MOST_THREADS: f64 = 8.0;
 
-/// What may not grow.
+/// The parts that may not grow.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     /// Without pages of a pool in memory, of which more and more are mapped.

@@ -174,6 +174,7 @@ impl Engine {
 
     /// Notes everything that has changed since the last cut, while nothing can change (R17a).
     pub(super) fn begin_checkpoint(&mut self, closes: bool) -> bool {
+        self.take_pages_to_write();
         let pool = std::sync::Arc::clone(&self.pool);
         let volumes = pool.volumes.read();
         let gate = pool.gate.close();

@@ -206,7 +206,7 @@ impl Engine {
     }
 
     /// Takes an extent of the pool for metadata pages. One that the map of the running checkpoint
-    /// may name is for the next one: else an extent of that map would be both data and pages (R17e).
+    /// may name is for the next one: else it would be both data and pages of that map (R17e).
     pub(super) fn add_page_extent(&mut self) -> bool {
         let Some((extent, _)) = self.pool.free_space.lock().allocate(1) else { return false };
         let is_named = self.checkpoint.is_running() && self.releases.is_any_since_cut;
@@ -217,6 +217,19 @@ impl Engine {
             self.pages.add_extent(extent, false);
         }
         true
+    }
+
+    /// Has the pages of a checkpoint ready before its cut: an extent that is taken later may be one
+    /// that it cannot use. Many new volumes at once need more than was made ahead of demand.
+    pub(super) fn take_pages_to_write(&mut self) {
+        loop {
+            let free = self.pages.free_pages();
+            let is_enough =
+                free >= self.fixed_pages() && self.dirty_limit(free) >= self.dirty_or_promised();
+            if is_enough || !self.add_page_extent() {
+                return;
+            }
+        }
     }
 
     /// Pages that a checkpoint needs whatever is dirty: catalogue, labels and new trees.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use blockd_engine::pool::VolumeId;
 use blockd_media::ublk::features;
 
-use super::driver::{AddRequest, DeviceInfo, Driver, DriverError, Serve};
+use super::driver::{AddRequest, DeviceInfo, DeviceState, Driver, DriverError, Serve};
 use super::mark::Mark;
 use super::params::Params;
 use super::seat::{Patience, Seat};
@@ -99,7 +99,7 @@ pub(super) struct Kit {
     pub(super) places: Places,
 }
 
-/// What the kernel has to know of a device when it is added; all else when it is started.
+/// The part of a device that the kernel has to know when it is added; all else when it is started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Shape {
     /// 0: as configured.
@@ -141,10 +141,13 @@ fn is_zero_copy(info: &DeviceInfo) -> bool {
 }
 
 impl Kit {
-    /// The mark of a volume's present device.
-    pub(super) fn mark(&self, spec: &DeviceSpec) -> Mark {
+    /// Whether a device is the volume's: it was ready and is remembered so, or was added for it. The
+    /// record of one that was added again may be older than that.
+    pub(super) fn is_of(&self, spec: &DeviceSpec, info: &DeviceInfo) -> bool {
         let mark = self.new_mark(spec);
-        Mark { volume: spec.ready_mark.unwrap_or(mark.volume), ..mark }
+        let ready = spec.ready_mark.map(|volume| Mark { volume, ..mark });
+        let found = Mark::from_bits(info.mark);
+        found.is_some() && (found == Some(mark) || found == ready)
     }
 
     /// The mark of a device that is added for a volume.
@@ -224,6 +227,13 @@ impl Kit {
         seat.number_is(control.info().number);
         seat.control = Some(control);
         Ok(request.flags)
+    }
+
+    /// Whether the device is there as it was added ahead of need. Another program may have deleted
+    /// it, and its number may be that of a device in use.
+    pub(super) fn is_still_spare(&self, seat: &mut Seat, mark: Mark) -> bool {
+        let info = seat.command("GET_DEV_INFO", |it| it.refresh());
+        info.is_ok_and(|it| it.state == DeviceState::Dead && it.mark == mark.to_bits())
     }
 
     /// Starts a device that was added. Leaves nothing behind when that fails.

@@ -15,7 +15,7 @@ use super::links::Links;
 use super::mark::Mark;
 use super::ready::Stock;
 use super::recovery::Recovered;
-use super::seat::{COMMAND_LIMIT, DeviceThread, RECOVERY_LIMIT, keep};
+use super::seat::{COMMAND_LIMIT, DeviceThread, RECOVERY_LIMIT, Seat, keep};
 use super::users::{self, Places};
 use super::{DeviceError, QueueHost, called, mounts};
 
@@ -167,40 +167,68 @@ impl Devices {
 
     /// Makes a device for a volume that has none: starts one that is ready, or adds one.
     pub fn attach(&self, spec: &DeviceSpec) -> Result<DeviceView, DeviceError> {
-        let (thread, asked) = match self.stock.take(self.kit.shape(spec)) {
-            Some(spare) => (spare.thread, Some(spare.asked)),
-            None => (DeviceThread::start()?, None),
+        let started = match self.start_ready(spec) {
+            Some(started) => started,
+            None => self.add_new(spec),
         };
-        let mut started = self.start(&thread, spec, asked);
-        if matches!(started, Err(DeviceError::Exhausted { .. })) && self.stock.give_up_one() {
-            started = self.start(&thread, spec, None);
-        }
         self.stock.fill();
-        let serving = started?;
+        let (thread, serving) = started?;
         let entry = Entry { thread, seen: Mutex::default() };
         self.set_serving(&entry, spec, serving);
         self.entries.lock().insert((spec.pool, spec.volume), Arc::new(entry));
         Ok(serving.view())
     }
 
-    /// Starts the thread's device, which was added with these features, or adds one.
-    fn start(
+    /// Starts a ready device, if there is one that is still there.
+    fn start_ready(
         &self,
-        thread: &DeviceThread,
         spec: &DeviceSpec,
-        asked: Option<u64>,
-    ) -> Result<Serving, DeviceError> {
-        let (kit, wanted, undoing) = (self.kit.clone(), spec.clone(), self.kit.clone());
-        let work = move |seat: &mut _| match asked {
-            Some(asked) => kit.start(seat, &wanted, asked),
-            None => kit.add(seat, &wanted, None),
-        };
-        let undo = move |seat: &mut _, _: Serving| {
-            if let Err(error) = undoing.take_down(seat, false) {
+    ) -> Option<Result<(DeviceThread, Serving), DeviceError>> {
+        loop {
+            let spare = self.stock.take(self.kit.shape(spec))?;
+            let (kit, wanted) = (self.kit.clone(), spec.clone());
+            let work = move |seat: &mut _| {
+                let is_there = kit.is_still_spare(seat, spare.mark);
+                is_there.then(|| kit.start(seat, &wanted, spare.asked)).transpose()
+            };
+            match self.counted(spare.thread.run(COMMAND_LIMIT, work, self.undoing())) {
+                Ok(Some(serving)) => return Some(Ok((spare.thread, serving))),
+                Ok(None) => tracing::warn!(number = spare.number, "a ready device is gone"),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+
+    fn add_new(&self, spec: &DeviceSpec) -> Result<(DeviceThread, Serving), DeviceError> {
+        self.with_room(|| {
+            let thread = DeviceThread::start()?;
+            let (kit, wanted) = (self.kit.clone(), spec.clone());
+            let work = move |seat: &mut _| kit.add(seat, &wanted, None).map(Some);
+            let added = self.counted(thread.run(COMMAND_LIMIT, work, self.undoing()))?;
+            Ok((thread, added.ok_or(DeviceError::NotServed)?))
+        })
+    }
+
+    /// Reverts a start that came back late.
+    fn undoing(&self) -> impl FnOnce(&mut Seat, Option<Serving>) + Send + 'static + use<> {
+        let kit = self.kit.clone();
+        move |seat, started| {
+            if started.is_some()
+                && let Err(error) = kit.take_down(seat, false)
+            {
                 tracing::warn!(%error, "cannot remove a stale block device");
             }
-        };
-        self.counted(thread.run(COMMAND_LIMIT, work, undo))
+        }
+    }
+
+    /// Adds a device, for which ready ones make room where the driver has a limit.
+    fn with_room<T>(&self, add: impl Fn() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        loop {
+            let added = add();
+            if !matches!(added, Err(DeviceError::Exhausted { .. })) || !self.stock.give_up_one() {
+                return added;
+            }
+        }
     }
 
     fn set_serving(&self, entry: &Entry, spec: &DeviceSpec, serving: Serving) {
@@ -228,13 +256,16 @@ impl Devices {
         if let Some(serving) = &entry.seen.lock().serving {
             return Ok((serving.view(), Recovered::Served));
         }
-        let (kit, wanted) = (self.kit.clone(), spec.clone());
-        let work = move |seat: &mut _| kit.recover(seat, &wanted, number);
-        let late = Arc::clone(&entry);
-        let noted = move |_: &mut _, (serving, _): (Serving, Recovered)| {
-            late.seen.lock().serve(serving);
-        };
-        match self.counted(entry.thread.run(RECOVERY_LIMIT, work, noted)) {
+        let recovered = self.with_room(|| {
+            let (kit, wanted) = (self.kit.clone(), spec.clone());
+            let work = move |seat: &mut _| kit.recover(seat, &wanted, number);
+            let late = Arc::clone(&entry);
+            let noted = move |_: &mut _, (serving, _): (Serving, Recovered)| {
+                late.seen.lock().serve(serving);
+            };
+            self.counted(entry.thread.run(RECOVERY_LIMIT, work, noted))
+        });
+        match recovered {
             Ok((serving, how)) => {
                 self.set_serving(&entry, spec, serving);
                 self.stats.recoveries.fetch_add(1, Ordering::Relaxed);
@@ -295,11 +326,11 @@ impl Devices {
         force: bool,
     ) -> Result<bool, DeviceError> {
         let kit = self.kit.clone();
-        let mark = self.kit.mark(spec);
+        let spec = spec.clone();
         let work = move |seat: &mut super::seat::Seat| {
             if !is_served {
                 let Some(info) = kit.find(seat, number)? else { return Ok(false) };
-                if Mark::from_bits(info.mark) != Some(mark) {
+                if !kit.is_of(&spec, &info) {
                     return Ok(false);
                 }
                 kit.settled(seat, info)?;

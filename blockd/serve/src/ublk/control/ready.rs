@@ -24,6 +24,7 @@ pub(super) struct Spare {
     pub(super) number: u32,
     /// Features that were asked for.
     pub(super) asked: u64,
+    pub(super) mark: Mark,
     shape: Shape,
 }
 
@@ -79,8 +80,12 @@ impl Stock {
 
     /// Deletes a ready device, to make room where the driver has a limit. True if there was one.
     pub(super) fn give_up_one(&self) -> bool {
-        let spare = self.0.state.lock().spares.pop_front();
-        spare.is_some_and(|spare| self.0.delete(spare))
+        loop {
+            let Some(spare) = self.0.state.lock().spares.pop_front() else { return false };
+            if self.0.delete(spare) {
+                return true;
+            }
+        }
     }
 
     /// Adds what is missing, on a thread of its own.
@@ -114,8 +119,13 @@ impl Shared {
     fn fill(&self) {
         loop {
             std::thread::sleep(PAUSE);
-            while self.add_one() {}
+            let filled = self.add_all();
             self.is_filling.store(false, Ordering::Release);
+            if let Err(error) = filled {
+                // The next attachment has it tried again.
+                tracing::warn!(%error, "a block device is not added ahead of need");
+                return;
+            }
             // One may have been taken after the last look and before that.
             if !self.is_short() || self.is_filling.swap(true, Ordering::AcqRel) {
                 return;
@@ -136,36 +146,30 @@ impl Shared {
         driver.is_there() && driver.limit().is_none_or(|most| count.saturating_add(1) < most)
     }
 
-    /// Adds a device to the stock. False if none is missing, or none can be added.
-    fn add_one(&self) -> bool {
-        let stale = {
+    /// Adds what is missing, and deletes devices of a form that is not wanted any more.
+    fn add_all(&self) -> Result<(), DeviceError> {
+        while let Some(spare) = self.stale() {
+            self.delete(spare);
+        }
+        while self.is_short() {
+            let shape = self.state.lock().shape;
+            let added = self.add(shape)?;
             let mut state = self.state.lock();
-            let shape = state.shape;
-            let at = state.spares.iter().position(|spare| spare.shape != shape);
-            at.and_then(|at| state.spares.remove(at))
-        };
-        if let Some(spare) = stale {
-            return self.delete(spare);
-        }
-        if !self.is_short() {
-            return false;
-        }
-        let shape = self.state.lock().shape;
-        let added = match self.add(shape) {
-            Ok(added) => added,
-            Err(error) => {
-                tracing::warn!(%error, "a block device is not added ahead of need");
-                return false;
+            if state.has_ended {
+                drop(state);
+                self.delete(added);
+                break;
             }
-        };
-        let mut state = self.state.lock();
-        if state.has_ended {
-            drop(state);
-            self.delete(added);
-            return false;
+            state.spares.push_back(added);
         }
-        state.spares.push_back(added);
-        true
+        Ok(())
+    }
+
+    fn stale(&self) -> Option<Spare> {
+        let mut state = self.state.lock();
+        let shape = state.shape;
+        let at = state.spares.iter().position(|spare| spare.shape != shape)?;
+        state.spares.remove(at)
     }
 
     fn add(&self, shape: Shape) -> Result<Spare, DeviceError> {
@@ -184,17 +188,22 @@ impl Shared {
             }
         };
         let (asked, number) = thread.run(COMMAND_LIMIT, work, undo)?;
-        Ok(Spare { thread, number, asked, shape })
+        Ok(Spare { thread, number, asked, mark, shape })
     }
 
     /// True if it is gone.
     fn delete(&self, spare: Spare) -> bool {
         let kit = self.kit.clone();
-        let work = move |seat: &mut Seat| kit.take_down(seat, false);
-        let deleted = spare.thread.run(COMMAND_LIMIT, work, keep);
-        if let Err(error) = &deleted {
+        let work = move |seat: &mut Seat| {
+            let is_ours = kit.is_still_spare(seat, spare.mark);
+            if is_ours {
+                kit.take_down(seat, false)?;
+            }
+            Ok(is_ours)
+        };
+        spare.thread.run(COMMAND_LIMIT, work, keep).unwrap_or_else(|error| {
             tracing::warn!(%error, "a block device that was ready stays");
-        }
-        deleted.is_ok()
+            false
+        })
     }
 }

@@ -8,7 +8,6 @@ use super::DeviceError;
 use super::called;
 use super::device::{DeviceSpec, Kit, Serving};
 use super::driver::{DeviceInfo, DeviceState, Serve};
-use super::mark::Mark;
 use super::seat::{Patience, Seat};
 
 /// How long the kernel may take to see that a server has died. The kernel is then still closing the
@@ -58,7 +57,7 @@ impl Kit {
         number: u32,
     ) -> Result<Option<Serving>, DeviceError> {
         let Some(info) = self.find(seat, number)? else { return Ok(None) };
-        if Mark::from_bits(info.mark) != Some(self.mark(spec)) {
+        if !self.is_of(spec, &info) {
             // Meanwhile another process was given the number.
             seat.control = None;
             return Ok(None);

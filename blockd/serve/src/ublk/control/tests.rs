@@ -117,7 +117,9 @@ impl DeviceControl for FakeDevice {
     }
 
     fn refresh(&mut self) -> Result<DeviceInfo, DriverError> {
-        self.info = self.kernel.devices.lock()[&self.info.number];
+        let info = self.kernel.devices.lock().get(&self.info.number).copied();
+        let source = io::Error::from_raw_os_error(libc::ENODEV);
+        self.info = info.ok_or(DriverError { command: "GET_DEV_INFO", source })?;
         Ok(self.info)
     }
 
@@ -418,6 +420,47 @@ fn a_device_that_was_ready_is_known_again_by_the_mark_in_its_record() {
     let (again, how) = rig.daemon().recover(&record, Some(0)).unwrap();
     assert_eq!((again.number, how), (Some(0), Recovered::Continued));
     assert_eq!(again.ready_mark, view.ready_mark);
+}
+
+#[test]
+fn a_ready_device_that_another_program_deleted_is_let_be() {
+    let rig = Rig::new();
+    let daemon = rig.daemon_with_ready(1);
+    rig.kernel.devices.lock().clear();
+    let other = daemon.attach(&DeviceSpec { depth: 16, ..spec(1) }).unwrap();
+    assert_eq!(other.number, Some(0));
+    rig.kernel.sent();
+    // Its number is that of a device in use by now.
+    let view = daemon.attach(&spec(2)).unwrap();
+    assert_eq!((view.number, rig.kernel.sent().as_str()), (Some(1), "ADD_DEV 1, START_DEV 1"));
+    daemon.end();
+    assert_eq!(daemon.served(), 2);
+    assert!(rig.kernel.devices.lock().contains_key(&0));
+}
+
+#[test]
+fn a_driver_that_refuses_is_not_asked_again_and_again() {
+    let rig = Rig::new();
+    *rig.kernel.refuses.lock() = Some(("ADD_DEV", libc::ENOMEM));
+    let daemon = rig.daemon_with(DeviceOptions { ready: 1, ..OPTIONS });
+    daemon.make_ready();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert_eq!(rig.kernel.sent(), "ADD_DEV 0");
+    *rig.kernel.refuses.lock() = None;
+    daemon.attach(&spec(1)).unwrap();
+    await_ready(&daemon, 1);
+}
+
+#[test]
+fn ready_devices_make_room_for_a_recovery() {
+    let rig = Rig::new();
+    let daemon = rig.daemon_with(DeviceOptions { ready: 9, ..OPTIONS });
+    daemon.make_ready();
+    await_ready(&daemon, 2);
+    for volume in 1..=3 {
+        daemon.recover(&spec(volume), None).unwrap();
+    }
+    assert_eq!((daemon.served(), daemon.ready()), (3, 0));
 }
 
 #[test]
