@@ -44,6 +44,8 @@ impl Control {
                 // The cache is emptied by it.
                 if known.config.read_cache() != cache {
                     handle.mapper().set_read_cache(known.config.read_cache());
+                    // Reads that waited for pages of the former one look again.
+                    handle.pass_on();
                 }
             }
             changed.push(name);

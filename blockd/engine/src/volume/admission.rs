@@ -268,6 +268,10 @@ impl Executor {
                 continue;
             }
             self.slots[at].doomed = true;
+            // It waits for a read of another client, and then goes on alone.
+            if self.slots[at].is_joined_read() {
+                continue;
+            }
             if matches!(self.slots[at].state, State::Parked | State::Starved | State::Ready) {
                 self.cancel(at);
             }

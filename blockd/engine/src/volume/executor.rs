@@ -326,14 +326,14 @@ impl Executor {
         self.planned += 1;
         let started = self.planned.is_multiple_of(SAMPLE).then(|| self.clock.ns());
         let (offset, len) = (request.offset + slot.done, request.len - slot.done.min(request.len));
+        let alone = slot.doomed || slot.has_joined_for_long(now);
         let plan = &mut slot.plan;
         plan.hurry(slot.slowed_at > 0 && now.saturating_sub(slot.slowed_at) >= MAX_SLOWED_NS);
         let step = match request.operation {
             _ if slot.flushing => part.worker.flush(volume, plan),
             Operation::Flush => part.worker.flush(volume, plan),
             Operation::Read if part.worker.pool().caches_reads() => {
-                let doomed = slot.doomed;
-                read_cached(part, volume, (request, slot.done), (plan, doomed), ring)
+                read_cached(part, volume, (request, slot.done), (plan, alone), ring)
             }
             Operation::Read => part.worker.read(volume, offset, len, plan),
             Operation::Write { fua } => part.worker.write(volume, offset, len, fua, plan),
@@ -354,6 +354,7 @@ impl Executor {
             }
             slot.reason = reason;
             slot.has_waited |= lacks_space;
+            slot.note_join(now);
             if lacks_space && attached.settings.on_full != OnFull::Error {
                 self.scheduler.set_full(attached.tenant, true);
             }

@@ -10,6 +10,10 @@ use crate::schedule::{self, FlowId};
 /// rest.
 const PLAN_OPS: usize = Plan::MIN_OPS;
 
+/// How long a read waits for another client's read of the same pages: that may be of a disk that
+/// hangs or fails, and all who wait would otherwise try it in turn.
+const MAX_JOINED_NS: u64 = 1_000_000_000;
+
 /// The event that a slot waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
@@ -65,6 +69,8 @@ pub(super) struct Slot {
     pub(super) doomed: bool,
     /// Whether the request has waited for space.
     pub(super) has_waited: bool,
+    /// How many bytes were done when it last began to wait, and when that was.
+    pub(super) joined: Option<(u64, u64)>,
     /// Cost of copies that its plan makes.
     pub(super) extra: u64,
     /// Why it was parked last.
@@ -97,6 +103,7 @@ impl Slot {
             flushing: false,
             doomed: false,
             has_waited: false,
+            joined: None,
             extra: 0,
             reason: ParkReason::InFlight,
             slowed_at: 0,
@@ -104,6 +111,28 @@ impl Slot {
             arrived: 0,
             since: 0,
         }
+    }
+
+    /// It waits. A read only does for another client's read of the same pages.
+    pub(super) fn note_join(&mut self, now: u64) {
+        if self.joined.is_none_or(|(done, _)| done != self.done) {
+            self.joined = Some((self.done, now));
+        }
+    }
+
+    /// Whether it is a read that waits, or has just waited, for another client's.
+    pub(super) fn is_joined_read(&self) -> bool {
+        let is_read = |one: &Request| one.operation == Operation::Read;
+        self.request.as_ref().is_some_and(is_read)
+            && self.joined.is_some_and(|(done, _)| done == self.done)
+    }
+
+    /// Whether the other client's read has taken long, as one that fails does: then it reads itself.
+    pub(super) fn has_joined_for_long(&self, now: u64) -> bool {
+        let is_long = |(done, since): (u64, u64)| {
+            done == self.done && now.saturating_sub(since) >= MAX_JOINED_NS
+        };
+        self.joined.is_some_and(is_long)
     }
 
     /// Takes a request.
@@ -124,6 +153,7 @@ impl Slot {
         self.flushing = false;
         self.doomed = false;
         self.has_waited = false;
+        self.joined = None;
         self.extra = 0;
         self.slowed_at = 0;
         self.stuck_at = 0;
