@@ -113,7 +113,7 @@ impl Slot {
         }
     }
 
-    /// It waits. A read only does for another client's read of the same pages.
+    /// Notes that the request waits. A read only does so for another client's of the same pages.
     pub(super) fn note_join(&mut self, now: u64) {
         if self.joined.is_none_or(|(done, _)| done != self.done) {
             self.joined = Some((self.done, now));
@@ -127,7 +127,7 @@ impl Slot {
             && self.joined.is_some_and(|(done, _)| done == self.done)
     }
 
-    /// Whether the other client's read has taken long, as one that fails does: then it reads itself.
+    /// Whether the other client's read takes long, as one that fails does: then it reads itself.
     pub(super) fn has_joined_for_long(&self, now: u64) -> bool {
         let is_long = |(done, since): (u64, u64)| {
             done == self.done && now.saturating_sub(since) >= MAX_JOINED_NS

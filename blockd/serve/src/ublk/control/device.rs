@@ -141,8 +141,8 @@ fn is_zero_copy(info: &DeviceInfo) -> bool {
 }
 
 impl Kit {
-    /// Whether a device is the volume's: it was ready and is remembered so, or was added for it. The
-    /// record of one that was added again may be older than that.
+    /// Whether a device is the volume's: it was ready and is remembered so, or was added for it.
+    /// The record of one that was added again may be older than that.
     pub(super) fn is_of(&self, spec: &DeviceSpec, info: &DeviceInfo) -> bool {
         let mark = self.new_mark(spec);
         let ready = spec.ready_mark.map(|volume| Mark { volume, ..mark });
