@@ -6,8 +6,9 @@ mod cli_support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cli_support::{Daemon, connect, pattern, signal, wait_until};
@@ -303,6 +304,48 @@ fn attached_snapshots_are_deleted_and_used_ones_are_a_warning() {
     let done = here.json(&replicate);
     let deleted = serde_json::json!(["data@replica-2", "data@replica-3"]);
     assert_eq!(done["deleted_snapshots"], deleted, "{done}");
+}
+
+/// Forwards two connections, and calls `before` with the number of each.
+fn forwarded(to: String, before: impl Fn(u32) + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("tcp://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for (number, one) in (1..=2).zip(listener.incoming()) {
+            let (one, other) = (one.unwrap(), TcpStream::connect(&to).unwrap());
+            before(number);
+            let ends = [(one.try_clone().unwrap(), other.try_clone().unwrap()), (other, one)];
+            for (mut from, mut to) in ends {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    target
+}
+
+#[test]
+fn a_move_fails_where_the_volume_is_written_behind_its_last_snapshot() {
+    let (here, there) = two_hosts();
+    let here = Arc::new(here);
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let at = Arc::clone(&here);
+    let target = forwarded(listening.address.clone(), move |number| {
+        // That of the last round.
+        if number == 2 {
+            at.ok(&["attach", "data"]);
+            write(&at, 1);
+        }
+    });
+    let (code, error) = here.failure(&["move", "data", &target]);
+    let expected = format!(
+        "volume data is attached again, and was written in {MIB} bytes since data@move-2, which \
+         {target} has, attached: go on with one of the two"
+    );
+    assert!(code == 7 && error.contains(&expected), "{code} {error}");
+    assert!(raw(&there, "data") == raw(&here, "data@move-2"));
 }
 
 /// A receiver that has stopped reading holds a sender up, and a signal ends it nevertheless.

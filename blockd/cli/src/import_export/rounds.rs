@@ -11,6 +11,7 @@ use blockd_media::error::{Error, shown};
 use blockd_media::names::REPLICATED_LABEL;
 use serde::Serialize;
 
+use super::apply::changed_bytes;
 use super::export::{Export, Stream};
 use super::remote::Remote;
 use super::send::{level, send};
@@ -128,8 +129,12 @@ impl Move {
             ))
         })?;
         rounds.round(true).await.map_err(|error| {
-            error.with_note("the volume is detached: repeat this, or attach it here again")
+            error.with_note(&format!(
+                "the volume is detached: look at {target} first, which may have it attached, then \
+                 repeat this, or attach it here again"
+            ))
         })?;
+        rounds.check_unchanged().await?;
         rounds.retain(1).await;
         context.output.either(&rounds.done, || {
             let last = rounds.newest();
@@ -269,6 +274,28 @@ impl<'a> Rounds<'a> {
         self.sent.push(answers::volume(labelled)?);
         self.done.rounds.push(Round { snapshot: snapshot.name, since, written_bytes });
         Ok(written_bytes.unwrap_or(0))
+    }
+
+    /// Checks that the volume is as the receiver has it, which has attached it.
+    async fn check_unchanged(&mut self) -> Result<(), Error> {
+        let Some(last) = self.sent.last() else { return Ok(()) };
+        let request = GetVolumeRequest { name: self.to.name.clone(), pool: self.to.pool.clone() };
+        let volume = answers::volume(self.client.get_volume(request).await?.volume)?;
+        let changed = changed_bytes(&mut self.client, &volume, last).await?;
+        if !volume.attached && changed == Some(0) {
+            return Ok(());
+        }
+        let attached = if volume.attached { "is attached again" } else { "is detached" };
+        let changed = changed.map_or_else(
+            || "has another content".to_owned(),
+            |bytes| format!("was written in {bytes} bytes"),
+        );
+        let problem = format!(
+            "{attached}, and {changed} since {}, which {} has, attached: go on with one of the two",
+            shown(&last.name),
+            self.to.target
+        );
+        Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem))
     }
 
     /// Deletes all but the newest that were sent. Where that fails there is a warning: all was
