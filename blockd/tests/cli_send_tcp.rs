@@ -6,8 +6,9 @@ mod cli_support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cli_support::{Daemon, connect, pattern, signal, wait_until};
@@ -209,15 +210,142 @@ fn a_replica_gets_what_changed_and_a_few_snapshots_stay() {
         assert_eq!(sent.len(), if round == 3 { 2 } else { 1 }, "{done}");
         assert!(raw(&there, "data") == raw(&here, "data"), "{round}");
     }
-    let count = |daemon: &Daemon, begin: &str| {
-        let listed = daemon.json(&["list"]);
-        let names = listed["volumes"].as_array().unwrap().iter();
-        names.filter(|one| one["name"].as_str().unwrap().starts_with(begin)).count()
-    };
-    assert_eq!(count(&here, "data@replica-"), 2);
-    assert_eq!(count(&there, "data@"), 2);
+    assert_eq!(snapshots(&here, "data@replica-").len(), 2);
+    assert_eq!(snapshots(&there, "data@").len(), 2);
     let labels = here.json(&["show", "data"])["volume"]["labels"].take();
     assert!(labels["blockd.io/replicated-unix-ms"].as_str().unwrap().parse::<u64>().is_ok());
+}
+
+/// Names of snapshots that begin like that.
+fn snapshots(daemon: &Daemon, begin: &str) -> Vec<String> {
+    let listed = daemon.json(&["list"]);
+    let names = listed["volumes"].as_array().unwrap().iter();
+    let names = names.map(|one| one["name"].as_str().unwrap().to_owned());
+    names.filter(|name| name.starts_with(begin)).collect()
+}
+
+fn write(daemon: &Daemon, seed: u64) {
+    let mut client = connect(daemon, "data");
+    client.write(30 * MIB, &pattern(1 << 20, seed), false).unwrap();
+    client.disconnect().unwrap();
+    let connections = || daemon.json(&["show", "data"])["volume"]["connections"].take();
+    wait_until("the client is gone", || connections() == 0);
+}
+
+#[test]
+fn a_move_leaves_snapshots_of_others_whatever_their_names() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    for tag in ["move-before-upgrade", "move-7", "move-7.0123456789ab-1"] {
+        here.ok(&["snapshot", "data", "--tag", tag]);
+    }
+    let done = here.json(&["move", "data", &listening.target()]);
+    let rounds = done["rounds"].as_array().unwrap();
+    assert_eq!((rounds.len(), &rounds[0]["snapshot"]), (2, &"data@move-8".into()), "{done}");
+    assert_eq!(done["deleted_snapshots"], serde_json::json!(["data@move-8"]));
+    assert_eq!(snapshots(&here, "data@move-").len(), 4);
+}
+
+/// The records of what was received have names that begin like those of the snapshots to be sent.
+#[test]
+fn a_replica_is_replicated_and_keeps_its_base() {
+    let (first, second) = two_hosts();
+    let third = Daemon::start("512M");
+    let to_second = Listening::start(&second, "127.0.0.1:0", &[]);
+    let to_third = Listening::start(&third, "127.0.0.1:0", &[]);
+    for round in 0..3 {
+        write(&first, round);
+        first.ok(&["replicate", "data", &to_second.target()]);
+        let done = second.json(&["replicate", "data", &to_third.target()]);
+        assert_eq!(done["rounds"].as_array().unwrap().len(), 1, "{done}");
+        assert!(raw(&third, "data") == raw(&first, "data"), "{round}");
+    }
+}
+
+#[test]
+fn a_snapshot_is_sent_only_to_the_receiver_that_it_was_taken_for() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let away = ["replicate", "data", "tcp://127.0.0.1:1", "--reconnect", "1ms"];
+    assert_eq!(here.failure(&away).0, 9);
+    let done = here.json(&["replicate", "data", &listening.target()]);
+    let rounds = done["rounds"].as_array().unwrap();
+    assert_eq!((rounds.len(), &rounds[0]["snapshot"]), (1, &"data@replica-2".into()), "{done}");
+    let labels = |name: &str| here.json(&["show", name])["volume"]["labels"].take();
+    let at = |target: &str, label: &str| serde_json::json!({ label: target });
+    assert_eq!(labels("data@replica-1"), at("tcp://127.0.0.1:1", "blockd.io/sending-to"));
+    assert_eq!(labels("data@replica-2"), at(&listening.target(), "blockd.io/sent-to"));
+}
+
+/// A command that was killed leaves its snapshot attached.
+#[test]
+fn attached_snapshots_are_deleted_and_used_ones_are_a_warning() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &["--keep", "1"]);
+    let replicate = ["replicate", "data", &listening.target()];
+    here.ok(&replicate);
+    here.ok(&["attach", "data@replica-1"]);
+    // At the receiver one that is in use is no failure either.
+    there.ok(&["attach", &snapshots(&there, "data@")[0]]);
+    let done = here.json(&replicate);
+    assert_eq!(done["deleted_snapshots"], serde_json::json!(["data@replica-1"]), "{done}");
+    assert_eq!(snapshots(&there, "data@").len(), 2);
+    here.ok(&["attach", "data@replica-2"]);
+    let client = connect(&here, "data@replica-2");
+    let done = here.json(&replicate);
+    let warning = done["warnings"][0].as_str().unwrap();
+    assert!(warning.starts_with("snapshot data@replica-2 stays: "), "{warning}");
+    let newest = |name: &str| here.json(&["show", name])["volume"]["made_unix_ms"].to_string();
+    let labels = here.json(&["show", "data"])["volume"]["labels"].take();
+    assert_eq!(labels["blockd.io/replicated-unix-ms"], newest("data@replica-3").as_str());
+    client.disconnect().unwrap();
+    let connections = || here.json(&["show", "data@replica-2"])["volume"]["connections"].take();
+    wait_until("the client is gone", || connections() == 0);
+    let done = here.json(&replicate);
+    let deleted = serde_json::json!(["data@replica-2", "data@replica-3"]);
+    assert_eq!(done["deleted_snapshots"], deleted, "{done}");
+}
+
+/// Forwards two connections, and calls `before` with the number of each.
+fn forwarded(to: String, before: impl Fn(u32) + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("tcp://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for (number, one) in (1..=2).zip(listener.incoming()) {
+            let (one, other) = (one.unwrap(), TcpStream::connect(&to).unwrap());
+            before(number);
+            let ends = [(one.try_clone().unwrap(), other.try_clone().unwrap()), (other, one)];
+            for (mut from, mut to) in ends {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    target
+}
+
+#[test]
+fn a_move_fails_where_the_volume_is_written_behind_its_last_snapshot() {
+    let (here, there) = two_hosts();
+    let here = Arc::new(here);
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let at = Arc::clone(&here);
+    let target = forwarded(listening.address.clone(), move |number| {
+        // That of the last round.
+        if number == 2 {
+            at.ok(&["attach", "data"]);
+            write(&at, 1);
+        }
+    });
+    let (code, error) = here.failure(&["move", "data", &target]);
+    let expected = format!(
+        "volume data is attached again, and was written in {MIB} bytes since data@move-2, which \
+         {target} has, attached: go on with one of the two"
+    );
+    assert!(code == 7 && error.contains(&expected), "{code} {error}");
+    assert!(raw(&there, "data") == raw(&here, "data@move-2"));
 }
 
 /// A receiver that has stopped reading holds a sender up, and a signal ends it nevertheless.

@@ -216,37 +216,14 @@ impl Apply<'_> {
             if !is_it || amount(one.size_bytes) != of.size_bytes {
                 continue;
             }
-            let Some(changed) = self.changed(volume, one).await? else { continue };
+            let Some(changed) = changed_bytes(&mut self.client, volume, one).await? else {
+                continue;
+            };
             if best.as_ref().is_none_or(|(_, least)| changed < *least) {
                 best = Some((one.name.clone(), changed));
             }
         }
         Ok(best)
-    }
-
-    /// The number of bytes in which a volume differs from a snapshot; `None` where they are of
-    /// different families. Another size is a difference, too: data that a shrunk volume has lost is
-    /// in no range of it.
-    async fn changed(&mut self, volume: &Volume, since: &Volume) -> Result<Option<u64>, Error> {
-        let request = DiffVolumeRequest {
-            name: volume.name.clone(),
-            pool: volume.pool.clone(),
-            since: since.name.clone(),
-            from_bytes: 0,
-        };
-        let mut stream = match self.client.diff_volume(request).await {
-            Ok(stream) => stream,
-            Err(error) if error.kind() == ErrorKind::InUse => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let mut changed = volume.size_bytes.abs_diff(since.size_bytes);
-        while let Some(part) =
-            stream.message().await.map_err(|status| self.client.failed(&status))?
-        {
-            let differs = part.ranges.iter().filter(|one| one.state() != RangeState::Same);
-            changed += differs.map(|one| amount(one.length_bytes)).sum::<u64>();
-        }
-        Ok(Some(changed))
     }
 
     /// Writes what the file has. The volume afterwards, the snapshot that was taken, and the bytes
@@ -404,6 +381,33 @@ impl Apply<'_> {
             volume,
         }
     }
+}
+
+/// The number of bytes in which a volume differs from a snapshot; `None` where they are of
+/// different families. Another size is a difference, too: data that a shrunk volume has lost is
+/// in no range of it.
+pub(super) async fn changed_bytes(
+    client: &mut Client,
+    volume: &Volume,
+    since: &Volume,
+) -> Result<Option<u64>, Error> {
+    let request = DiffVolumeRequest {
+        name: volume.name.clone(),
+        pool: volume.pool.clone(),
+        since: since.name.clone(),
+        from_bytes: 0,
+    };
+    let mut stream = match client.diff_volume(request).await {
+        Ok(stream) => stream,
+        Err(error) if error.kind() == ErrorKind::InUse => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut changed = volume.size_bytes.abs_diff(since.size_bytes);
+    while let Some(part) = stream.message().await.map_err(|status| client.failed(&status))? {
+        let differs = part.ranges.iter().filter(|one| one.state() != RangeState::Same);
+        changed += differs.map(|one| amount(one.length_bytes)).sum::<u64>();
+    }
+    Ok(Some(changed))
 }
 
 fn human(answer: &Answer, asked: &Import, context: &Context) -> String {

@@ -11,6 +11,7 @@ use blockd_media::error::{Error, shown};
 use blockd_media::names::REPLICATED_LABEL;
 use serde::Serialize;
 
+use super::apply::changed_bytes;
 use super::export::{Export, Stream};
 use super::remote::Remote;
 use super::send::{level, send};
@@ -19,9 +20,12 @@ use crate::duration::duration;
 use crate::labels::Pairs;
 use crate::transfer::format::Format;
 use crate::transfer::link::TlsArguments;
-use crate::{Context, answers, names};
+use crate::{Context, answers, names, set};
 
-/// The label of a snapshot that was sent, with the address of its receiver.
+/// The label of a snapshot that is to be sent, with the address of its receiver. It is set when the
+/// snapshot is taken: one without it is not of these commands, whatever its name.
+const SENDING: &str = "blockd.io/sending-to";
+/// The label that takes the place of the former once the whole snapshot was sent.
 const SENT: &str = "blockd.io/sent-to";
 /// Rounds before the last of a move. Each takes a part of the time of the one before, unless the
 /// volume is written faster than it can be sent: then more of them are of no use.
@@ -102,6 +106,7 @@ struct Done {
     target: String,
     rounds: Vec<Round>,
     deleted_snapshots: Vec<String>,
+    warnings: Vec<String>,
 }
 
 impl Move {
@@ -109,7 +114,7 @@ impl Move {
         let mut rounds = Rounds::begin(self.to, "move-", context).await?;
         loop {
             let small = rounds.round(false).await? <= SMALL_BYTES;
-            rounds.retain(1).await?;
+            rounds.retain(1).await;
             if small || rounds.done.rounds.len() >= MAX_ROUNDS as usize {
                 break;
             }
@@ -124,9 +129,13 @@ impl Move {
             ))
         })?;
         rounds.round(true).await.map_err(|error| {
-            error.with_note("the volume is detached: repeat this, or attach it here again")
+            error.with_note(&format!(
+                "the volume is detached: look at {target} first, which may have it attached, then \
+                 repeat this, or attach it here again"
+            ))
         })?;
-        rounds.retain(1).await?;
+        rounds.check_unchanged().await?;
+        rounds.retain(1).await;
         context.output.either(&rounds.done, || {
             let last = rounds.newest();
             format!(
@@ -142,7 +151,6 @@ impl Replicate {
         let keep = self.keep as usize;
         let mut rounds = Rounds::begin(self.to, "replica-", context).await?;
         rounds.round(false).await?;
-        rounds.retain(keep).await?;
         let newest = rounds.sent.last();
         let made = newest.map_or(0, |one| one.made_unix_ms);
         let request = ConfigureVolumeRequest {
@@ -152,6 +160,7 @@ impl Replicate {
             ..Default::default()
         };
         rounds.client.configure_volume(request).await?;
+        rounds.retain(keep).await;
         context.output.either(&rounds.done, || {
             let to = &rounds.to.target;
             let one = |round: &Round| {
@@ -176,7 +185,7 @@ struct Rounds<'a> {
     last_number: u64,
     /// Snapshots that this receiver has, the oldest first.
     sent: Vec<Volume>,
-    /// Snapshots that were sent to none, or not to their end.
+    /// Snapshots for this receiver that were not sent, or not to their end.
     unsent: Vec<Volume>,
     done: Done,
 }
@@ -197,16 +206,22 @@ impl<'a> Rounds<'a> {
         let prefix = format!("{}@{tag}", to.name);
         let request = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
         let mut own = client.list_volumes(request).await?.volumes;
-        own.retain(|one| one.kind() == VolumeKind::Snapshot && one.name.starts_with(&prefix));
+        own.retain(|one| one.kind() == VolumeKind::Snapshot);
+        own.retain(|one| number(&one.name, &prefix).is_some());
         own.sort_by_key(|one| one.id);
-        let number = |one: &Volume| one.name.strip_prefix(&prefix)?.parse().ok();
-        let last_number = own.iter().filter_map(number).max().unwrap_or(0);
-        let (sent, unsent): (Vec<_>, Vec<_>) =
-            own.into_iter().partition(|one| one.labels.contains_key(SENT));
-        let here = |one: &Volume| one.labels.get(SENT).is_some_and(|at| *at == to.target);
-        let sent = sent.into_iter().filter(here).collect();
-        let done =
-            Done { target: to.target.clone(), rounds: Vec::new(), deleted_snapshots: Vec::new() };
+        let last_number = own.iter().filter_map(|one| number(&one.name, &prefix)).max();
+        let last_number = last_number.unwrap_or(0);
+        let labelled = |label: &str| -> Vec<Volume> {
+            let here = |one: &&Volume| one.labels.get(label) == Some(&to.target);
+            own.iter().filter(here).cloned().collect()
+        };
+        let (sent, unsent) = (labelled(SENT), labelled(SENDING));
+        let done = Done {
+            target: to.target.clone(),
+            rounds: Vec::new(),
+            deleted_snapshots: Vec::new(),
+            warnings: Vec::new(),
+        };
         Ok(Self { to, context, client, prefix, last_number, sent, unsent, done })
     }
 
@@ -221,11 +236,16 @@ impl<'a> Rounds<'a> {
         }
         self.last_number = self.last_number.saturating_add(1);
         let name = format!("{}{}", self.prefix, self.last_number);
-        let members = vec![SnapshotMember { volume: self.to.name.clone(), name }];
+        let members = vec![SnapshotMember { volume: self.to.name.clone(), name: name.clone() }];
         let pool = self.to.pool.clone();
-        let request = CreateSnapshotsRequest { pool, members, ..Default::default() };
-        let mut taken = self.client.create_snapshots(request).await?.snapshots;
-        let bytes = self.send(answers::volume(taken.pop())?, is_last).await?;
+        let labels = Pairs::from([(SENDING.to_owned(), self.to.target.clone())]);
+        let request = CreateSnapshotsRequest { pool, members, labels };
+        let mut taken = self.client.create_snapshots(request).await?;
+        if !taken.changed {
+            let problem = "was taken by another command meanwhile: repeat this once that has ended";
+            return Err(Error::in_use(format!("snapshot {}", shown(&name)), problem));
+        }
+        let bytes = self.send(answers::volume(taken.snapshots.pop())?, is_last).await?;
         Ok(bytes)
     }
 
@@ -247,6 +267,7 @@ impl<'a> Rounds<'a> {
             name: snapshot.name.clone(),
             pool: self.to.pool.clone(),
             set_labels: Pairs::from([(SENT.to_owned(), self.to.target.clone())]),
+            remove_labels: vec![SENDING.to_owned()],
             ..Default::default()
         };
         let labelled = self.client.configure_volume(request).await?.volume;
@@ -255,19 +276,55 @@ impl<'a> Rounds<'a> {
         Ok(written_bytes.unwrap_or(0))
     }
 
-    /// Deletes all but the newest that were sent.
-    async fn retain(&mut self, count: usize) -> Result<(), Error> {
+    /// Checks that the volume is as the receiver has it, which has attached it.
+    async fn check_unchanged(&mut self) -> Result<(), Error> {
+        let Some(last) = self.sent.last() else { return Ok(()) };
+        let request = GetVolumeRequest { name: self.to.name.clone(), pool: self.to.pool.clone() };
+        let volume = answers::volume(self.client.get_volume(request).await?.volume)?;
+        let changed = changed_bytes(&mut self.client, &volume, last).await?;
+        if !volume.attached && changed == Some(0) {
+            return Ok(());
+        }
+        let attached = if volume.attached { "is attached again" } else { "is detached" };
+        let changed = changed.map_or_else(
+            || "has another content".to_owned(),
+            |bytes| format!("was written in {bytes} bytes"),
+        );
+        let problem = format!(
+            "{attached}, and {changed} since {}, which {} has, attached: go on with one of the two",
+            shown(&last.name),
+            self.to.target
+        );
+        Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem))
+    }
+
+    /// Deletes all but the newest that were sent. Where that fails there is a warning: all was
+    /// sent, and the next command deletes what stays.
+    async fn retain(&mut self, count: usize) {
         let old = self.sent.len().saturating_sub(count);
-        for one in self.sent.drain(..old).collect::<Vec<_>>() {
+        for one in self.sent.drain(..old) {
             let request = DeleteVolumeRequest {
                 name: one.name.clone(),
                 pool: one.pool,
-                force: false,
+                // A command that was killed has left it attached.
+                detach: true,
                 ..Default::default()
             };
-            self.client.delete_volume(request).await?;
-            self.done.deleted_snapshots.push(one.name);
+            match self.client.delete_volume(request).await {
+                Ok(_) => self.done.deleted_snapshots.push(one.name),
+                Err(error) => {
+                    let warning = format!("snapshot {} stays: {error}", shown(&one.name));
+                    set::warn(std::slice::from_ref(&warning));
+                    self.done.warnings.push(warning);
+                }
+            }
         }
-        Ok(())
     }
+}
+
+/// The number of a snapshot of these commands; `None` for another name that begins like that, as
+/// those of snapshots have that record what was received.
+fn number(name: &str, prefix: &str) -> Option<u64> {
+    let digits = name.strip_prefix(prefix)?;
+    digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit()))
 }

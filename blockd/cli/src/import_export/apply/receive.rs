@@ -35,7 +35,7 @@ use crate::transfer::increment::{Position, Record};
 use crate::transfer::link::TlsArguments;
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
-use crate::{Context, amount, answers, names};
+use crate::{Context, amount, answers, names, set};
 
 /// The label of a hidden volume that has the [`Position`].
 const LABEL: &str = "blockd.io/receive";
@@ -202,7 +202,8 @@ impl<'a> Receiver<'a> {
         let created = self.apply.header.base.is_none();
         let written_bytes = self.fill(&hidden, input, stop).await?;
         let (volume, marker) = self.show(hidden).await?;
-        self.retain(&volume).await?;
+        let retained = self.retain(&volume).await;
+        warned("older snapshots of it stay", retained);
         let answer = self.apply.answer(volume, Some(marker), clock);
         Ok(Answer { changed: true, created, written_bytes, ..answer })
     }
@@ -403,7 +404,8 @@ impl<'a> Receiver<'a> {
             let request = RenameVolumeRequest { name: former, pool, new_name };
             let renamed = self.apply.client.rename_volume(request).await?.volume;
             let volume = answers::volume(renamed)?;
-            return Ok((self.unlabel(&volume).await?, marker));
+            let unlabelled = self.unlabel(&volume).await;
+            return Ok((warned("its label stays", unlabelled).unwrap_or(volume), marker));
         }
         let request = GetVolumeRequest { name: name.clone(), pool: pool.clone() };
         let volume = answers::volume(self.apply.client.get_volume(request).await?.volume)?;
@@ -413,7 +415,8 @@ impl<'a> Receiver<'a> {
         let (snapshot, force) = (marker.clone(), volume.attached);
         let request = RollbackVolumeRequest { name, pool, snapshot, force };
         let rolled_back = self.apply.client.rollback_volume(request).await?.volume;
-        self.delete_hidden().await?;
+        let deleted = self.delete_hidden().await;
+        warned("the hidden volume stays", deleted);
         Ok((answers::volume(rolled_back)?, marker))
     }
 
@@ -437,7 +440,8 @@ impl<'a> Receiver<'a> {
                 force: false,
                 ..Default::default()
             };
-            self.apply.client.delete_volume(request).await?;
+            let deleted = self.apply.client.delete_volume(request).await;
+            warned("an older snapshot stays", deleted);
         }
         Ok(())
     }
@@ -474,6 +478,13 @@ impl<'a> Receiver<'a> {
         };
         answers::volume(self.apply.client.configure_volume(request).await?.volume)
     }
+}
+
+/// A warning in place of a failure to clean up: the volume has its content by then, and a sender
+/// that was refused would send no more.
+fn warned<T>(stays: &str, done: Result<T, Error>) -> Option<T> {
+    let of = |error: Error| set::warn(&[format!("the stream was received, but {stays}: {error}")]);
+    done.map_err(of).ok()
 }
 
 /// A stream that is read in pieces.
