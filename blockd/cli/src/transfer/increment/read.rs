@@ -117,17 +117,17 @@ impl<R: Read> Reader<R> {
         let (Some(end), true, true) = (end, whole, first >= self.at) else {
             return Err(self.strange());
         };
+        // A record that is refused is not behind the position: a resumed stream has it again.
+        let record = match kind {
+            DATA => Record::Data { offset: first, data },
+            COMPRESSED => Record::Data { offset: first, data: self.inflate(&data, second)? },
+            ZEROES => Record::Zeroes { offset: first, len: second },
+            _ => return Err(self.strange()),
+        };
         self.at = end;
         self.record_count += 1;
-        match kind {
-            DATA | COMPRESSED => {
-                self.data_bytes += second;
-                let data = if kind == COMPRESSED { self.inflate(&data, second)? } else { data };
-                Ok(Some(Record::Data { offset: first, data }))
-            }
-            ZEROES => Ok(Some(Record::Zeroes { offset: first, len: second })),
-            _ => Err(self.strange()),
-        }
+        self.data_bytes += if is_data { second } else { 0 };
+        Ok(Some(record))
     }
 
     /// The data of a frame of zstd, which has to be of this length.
