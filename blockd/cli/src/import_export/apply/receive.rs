@@ -223,7 +223,16 @@ impl<'a> Receiver<'a> {
                 let all = self.apply.all(volume).await?;
                 let after = self.apply.header.snapshot.clone();
                 if let Some((marker, 0)) = self.apply.copies(volume, &after, &all).await? {
-                    self.delete_hidden().await?;
+                    // Another receive's, or the beginning of another stream, stays.
+                    let is_left = match &hidden {
+                        Some(hidden) if self.position(hidden).is_some() => {
+                            settled(&mut self.apply.client, hidden, 0).await?.connections == 0
+                        }
+                        _ => false,
+                    };
+                    if is_left {
+                        self.delete_hidden().await?;
+                    }
                     self.unlabel(volume).await?;
                     return Ok(Prepared::Done(volume.clone(), marker));
                 }
@@ -237,7 +246,7 @@ impl<'a> Receiver<'a> {
         let received = match &hidden {
             Some(hidden) => {
                 self.check_unused(hidden).await?;
-                position(hidden).filter(|one| one.ends == self.apply.header.ends())
+                self.position(hidden)
             }
             None => None,
         };
@@ -259,6 +268,11 @@ impl<'a> Receiver<'a> {
             }
         };
         self.sized(hidden).await.map(Prepared::Hidden)
+    }
+
+    /// How far a hidden volume is, if it is this stream's.
+    fn position(&self, hidden: &Volume) -> Option<Position> {
+        position(hidden).filter(|one| one.ends == self.apply.header.ends())
     }
 
     /// Makes the hidden volume.
@@ -315,32 +329,41 @@ impl<'a> Receiver<'a> {
         };
         let volume = answers::volume(self.apply.client.attach_volume(request).await?.volume)?;
         let filled = self.fill_attached(&volume, input, stop).await;
+        if let Err((error, true)) = &filled {
+            return Err(match self.delete_hidden().await {
+                Ok(()) => error.with_note("what has come of it is deleted: send it from its begin"),
+                Err(_) => error.with_note(&format!("delete {} before it is sent again", self.name)),
+            });
+        }
         // Connections of a transfer that failed may still be there.
-        settled(&mut self.apply.client, hidden, 0).await?;
+        let settled = settled(&mut self.apply.client, hidden, 0).await;
         let (name, pool) = (hidden.name.clone(), hidden.pool.clone());
         let request = DetachVolumeRequest { name, pool, force: true };
         let detached = self.apply.client.detach_volume(request).await;
-        let written_bytes = filled.map_err(|error| {
+        let written_bytes = filled.map_err(|(error, _)| {
             let note = format!(
                 "what has come stays: `blockd receive {} --position` says how far it is",
                 self.apply.asked.name
             );
             error.with_note(&note)
         })?;
+        settled?;
         detached?;
         Ok(written_bytes)
     }
 
+    /// The flag of an error is true where what has come may be something else than was sent.
     async fn fill_attached(
         &mut self,
         volume: &Volume,
         input: Input,
         stop: &Arc<Stop>,
-    ) -> Result<u64, Error> {
+    ) -> Result<u64, (Error, bool)> {
+        let keeps = |error| (error, false);
         let size_bytes = amount(volume.size_bytes);
         let progress = Arc::new(Progress::shown("receiving", size_bytes, self.shows));
         progress.skip(input.header().from_bytes);
-        let target = Arc::new(Target::new(address(volume)?, size_bytes));
+        let target = Arc::new(Target::new(address(volume).map_err(keeps)?, size_bytes));
         let pieces = Arc::new(Mutex::new(Pieces { input, left_bytes: 0, ended: None }));
         let block_bytes = usize::try_from(volume.block_size).unwrap_or(512).max(512);
         let empty = self.apply.header.base.is_none();
@@ -365,15 +388,18 @@ impl<'a> Receiver<'a> {
                     import.run(Source::Records(Box::new(move || lock(&pieces).next())))
                 }
             };
-            written_bytes += interruptible(stop, blocking(work)).await?.written_bytes;
-            let (offset, ended) = {
+            let written = interruptible(stop, blocking(work)).await.map_err(keeps)?;
+            written_bytes += written.written_bytes;
+            let (offset, is_strange, ended) = {
                 let mut pieces = lock(&pieces);
-                (pieces.input.at(), pieces.ended.take())
+                (pieces.input.at(), pieces.input.is_strange(), pieces.ended.take())
             };
-            self.advance(volume, offset).await?;
+            if !is_strange {
+                self.advance(volume, offset).await.map_err(keeps)?;
+            }
             if let Some(ended) = ended {
                 progress.clear();
-                return ended.map(|()| written_bytes);
+                return ended.map_or_else(|error| Err((error, is_strange)), |()| Ok(written_bytes));
             }
         }
     }
