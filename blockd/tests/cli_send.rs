@@ -306,6 +306,24 @@ fn a_stream_that_is_there_already_leaves_the_beginning_of_another() {
 }
 
 #[test]
+fn one_volume_is_received_by_one_command_at_a_time() {
+    let (daemon, monday, _) = two_days();
+    let mut command = daemon.command(&["receive", "copy"]);
+    let mut first = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut pipe = first.stdin.take().unwrap();
+    pipe.write_all(&monday[..HEADER]).unwrap();
+    cli_support::wait_until("it is being received", || {
+        daemon.ok(&["list", "--all"]).contains(".receive-copy")
+    });
+    let (succeeded, error) = receive(&daemon, "copy", &monday, None);
+    assert!(!succeeded && error.contains("is being received by another command"), "{error}");
+    pipe.write_all(&monday[HEADER..]).unwrap();
+    drop(pipe);
+    assert!(first.wait().unwrap().success());
+    assert!(raw(&daemon, "copy") == raw(&daemon, "data@mon"));
+}
+
+#[test]
 fn a_hidden_volume_is_left_out_of_lists_and_cannot_be_made() {
     let (daemon, monday, _) = two_days();
     let (succeeded, error) = receive(&daemon, "copy", &monday[..monday.len() - 20], None);

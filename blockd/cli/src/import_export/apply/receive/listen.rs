@@ -101,7 +101,7 @@ async fn receive(
     let source = lock(link).peer().into();
     let import = Import::backup(source, name, asked.pool.clone(), asked.reconnect);
     let apply = Apply::begin(&import, context, hello.header.clone()).await?;
-    let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json())?;
+    let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json()).await?;
     receiver.keep = asked.keep;
     let mut answer = match receiver.prepare().await? {
         Prepared::Done(volume, marker) => receiver.apply.answer(volume, Some(marker), &clock),
