@@ -65,6 +65,11 @@ async fn serve(
         Ok((link, hello))
     });
     let (link, hello) = interruptible(stop, begun).await?;
+    let hello = match hello {
+        // There is none to answer, or one who keeps others waiting.
+        Err(error) if error.kind() == ErrorKind::Io => return Err(error),
+        hello => hello,
+    };
     let link = Arc::new(Mutex::new(link));
     let received = match hello {
         Ok(hello) => receive(asked, &link, hello, sync_bytes, context, stop).await,
