@@ -132,6 +132,8 @@ pub(crate) struct Link {
     stop: Arc<Stop>,
     /// When the socket gives up, below TLS.
     until: Until,
+    /// A write of the stream has failed: the connection has, or the other end has ended it.
+    is_cut: bool,
 }
 
 impl std::fmt::Debug for Link {
@@ -185,7 +187,14 @@ impl Link {
         let again = tcp.try_clone().map_err(failed)?;
         let until = Until::new(stop);
         let stream = encrypt(Socket::new(tcp, &until))?;
-        Ok(Self { stream, tcp: again, peer: peer.to_owned(), stop: Arc::clone(stop), until })
+        Ok(Self {
+            stream,
+            tcp: again,
+            peer: peer.to_owned(),
+            stop: Arc::clone(stop),
+            until,
+            is_cut: false,
+        })
     }
 
     /// The address of the other end.
@@ -196,6 +205,11 @@ impl Link {
     /// Ends what waits for the other end, once it is set.
     pub(crate) fn stop(&self) -> &Arc<Stop> {
         &self.stop
+    }
+
+    /// Whether the stream could not be written.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// Begins a transfer, and returns the answer.
@@ -355,11 +369,9 @@ impl Link {
 #[derive(Debug)]
 pub(crate) struct Outgoing(pub(crate) Shared);
 
-impl Write for Outgoing {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let data = &data[..data.len().min(MAX_CHUNK)];
+impl Outgoing {
+    fn put(link: &mut Link, data: &[u8]) -> io::Result<()> {
         let len = u32::try_from(data.len()).map_err(io::Error::other)?;
-        let mut link = lock(&self.0);
         if link.is_readable() {
             // It is read by the owner of the link.
             return Err(io::Error::other("the receiver has ended the transfer"));
@@ -368,7 +380,17 @@ impl Write for Outgoing {
             link.put(&len.to_le_bytes())?;
             link.put(data)?;
         }
-        Ok(data.len())
+        Ok(())
+    }
+}
+
+impl Write for Outgoing {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let data = &data[..data.len().min(MAX_CHUNK)];
+        let mut link = lock(&self.0);
+        let put = Self::put(&mut link, data);
+        link.is_cut |= put.is_err();
+        put.map(|()| data.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
