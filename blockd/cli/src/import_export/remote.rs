@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use blockd_api::v1::Volume;
 use blockd_media::error::{Error, ErrorKind};
+use blockd_media::names::check_new_name;
 
 use super::{blocking, interruptible};
 use crate::transfer::increment::Header;
@@ -43,6 +44,9 @@ impl Remote {
         let port = address.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
         if !matches!(port, Some(Ok(_))) {
             return Err(Error::invalid("TARGET", target, "like tcp://HOST:PORT or with /NAME"));
+        }
+        if !name.is_empty() {
+            check_new_name(name).map_err(|allowed| Error::invalid("TARGET", target, allowed))?;
         }
         Ok(Some(Self {
             address: address.to_owned(),
