@@ -1,6 +1,7 @@
 //! `blockd send`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1::{DiffVolumeRequest, GetVolumeRequest, RangeState, Volume};
@@ -10,9 +11,11 @@ use blockd_media::units;
 use serde::Serialize;
 
 use super::export::{Answer, Export, Stream};
+use super::interruptible;
 use super::remote::Remote;
 use crate::client::Client;
 use crate::duration::duration;
+use crate::transfer::Stop;
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, LEVELS, Position};
 use crate::transfer::link::TlsArguments;
@@ -152,7 +155,12 @@ pub(super) async fn send(
             return sent;
         }
         eprintln!("blockd: {error}; trying again");
-        tokio::time::sleep(PAUSE).await;
+        let stop = Arc::new(Stop::default());
+        let pause = async {
+            tokio::time::sleep(PAUSE).await;
+            stop.check()
+        };
+        interruptible(&stop, pause).await?;
     }
 }
 

@@ -28,15 +28,19 @@ pub(super) async fn run(
 ) -> Result<(), Error> {
     // An error of the daemon is reported before a sender connects.
     context.client().await?;
-    let listener = Arc::new(Listener::bind(address, asked.tls.clone())?);
-    eprintln!("blockd: waiting for senders at {}", listener.address()?);
     let stop = Arc::new(Stop::default());
+    // A signal ends it in order from the line that says so on.
+    let bound = async { Listener::bind(address, asked.tls.clone()) };
+    let listener = Arc::new(interruptible(&stop, bound).await?);
+    eprintln!("blockd: waiting for senders at {}", listener.address()?);
     loop {
         let (at, stop_there) = (Arc::clone(&listener), Arc::clone(&stop));
         let accepted = interruptible(&stop, blocking(move || at.accept(&stop_there))).await;
         let link = match accepted {
             Ok(link) => link,
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
+            // With --once the end is success only once a stream has come.
+            Err(error) if error.kind() == ErrorKind::Interrupted && !asked.once => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
             Err(error) => {
                 // One connection that failed says nothing about the next.
                 eprintln!("blockd: error: {error}");
