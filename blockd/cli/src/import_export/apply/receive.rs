@@ -342,7 +342,7 @@ impl<'a> Receiver<'a> {
         let filled = self.fill_attached(&volume, input, stop).await;
         if let Err((error, true)) = &filled {
             return Err(match self.delete_hidden().await {
-                Ok(()) => error.with_note("what has come of it is deleted: send it from its begin"),
+                Ok(()) => error.with_note("what has come of it is deleted: send it again"),
                 Err(_) => error.with_note(&format!("delete {} before it is sent again", self.name)),
             });
         }
@@ -491,7 +491,7 @@ impl<'a> Receiver<'a> {
         Err(claimed_by_another(&self.apply))
     }
 
-    /// Refuses a hidden volume that was replaced meanwhile: what this receive wrote is in the other.
+    /// Refuses a hidden volume that was replaced meanwhile: what this receive wrote is elsewhere.
     fn check_same(&self, hidden: &Volume, now: &Volume) -> Result<(), Error> {
         if now.id == hidden.id { Ok(()) } else { Err(claimed_by_another(&self.apply)) }
     }
