@@ -281,6 +281,49 @@ fn a_stream_that_does_not_fit_is_refused_by_name_and_changes_nothing() {
 }
 
 #[test]
+fn nothing_of_a_stream_that_lacks_a_record_is_kept() {
+    let (daemon, monday, _) = two_days();
+    let parts = messages(&monday);
+    assert!(parts.len() >= 4, "{}", parts.len());
+    let (first, last) = (&parts[..1], &parts[2..]);
+    let (succeeded, error) = receive(&daemon, "copy", &[first, last].concat().concat(), None);
+    assert!(!succeeded && error.contains("what has come of it is deleted"), "{error}");
+    // Had it a position, the rest would be a stream that is whole by itself.
+    let (code, error) = daemon.failure(&["receive", "copy", "--position"]);
+    assert!(code == 4 && error == "partly received volume copy does not exist", "{error}");
+    assert_eq!(receive(&daemon, "copy", &monday, None), (true, String::new()));
+    assert!(raw(&daemon, "copy") == raw(&daemon, "data@mon"));
+}
+
+#[test]
+fn a_stream_that_is_there_already_leaves_the_beginning_of_another() {
+    let (daemon, monday, tuesday) = two_days();
+    assert_eq!(receive(&daemon, "copy", &monday, None), (true, String::new()));
+    assert!(!receive(&daemon, "copy", &tuesday[..tuesday.len() - 20], None).0);
+    let position = daemon.ok(&["receive", "copy", "--position"]);
+    assert_eq!(receive(&daemon, "copy", &monday, None), (true, String::new()));
+    assert_eq!(daemon.ok(&["receive", "copy", "--position"]), position);
+}
+
+#[test]
+fn one_volume_is_received_by_one_command_at_a_time() {
+    let (daemon, monday, _) = two_days();
+    let mut command = daemon.command(&["receive", "copy"]);
+    let mut first = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut pipe = first.stdin.take().unwrap();
+    pipe.write_all(&monday[..HEADER]).unwrap();
+    cli_support::wait_until("it is being received", || {
+        daemon.ok(&["list", "--all"]).contains(".receive-copy")
+    });
+    let (succeeded, error) = receive(&daemon, "copy", &monday, None);
+    assert!(!succeeded && error.contains("is being received by another command"), "{error}");
+    pipe.write_all(&monday[HEADER..]).unwrap();
+    drop(pipe);
+    assert!(first.wait().unwrap().success());
+    assert!(raw(&daemon, "copy") == raw(&daemon, "data@mon"));
+}
+
+#[test]
 fn a_hidden_volume_is_left_out_of_lists_and_cannot_be_made() {
     let (daemon, monday, _) = two_days();
     let (succeeded, error) = receive(&daemon, "copy", &monday[..monday.len() - 20], None);

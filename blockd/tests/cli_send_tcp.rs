@@ -348,6 +348,47 @@ fn a_move_fails_where_the_volume_is_written_behind_its_last_snapshot() {
     assert!(raw(&there, "data") == raw(&here, "data@move-2"));
 }
 
+/// A receiver that begins each transfer and closes is not tried for ever: none comes further.
+#[test]
+fn a_sender_that_comes_no_further_gives_up() {
+    let (here, _) = two_hosts();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("tcp://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for tcp in listener.incoming() {
+            let mut tcp = tcp.unwrap();
+            tcp.read_exact(&mut [0; 658]).unwrap();
+            let mut send_from_0 = [0; 16];
+            send_from_0[0] = 1;
+            tcp.write_all(&send_from_0).unwrap();
+        }
+    });
+    let output = here.run(&["send", "data@mon", &target, "--reconnect", "1s"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(9) && error.contains("; trying again"), "{error}");
+}
+
+#[test]
+fn a_signal_between_attempts_ends_a_sender() {
+    let (here, _) = two_hosts();
+    let mut send = here.command(&["send", "data@mon", "tcp://127.0.0.1:1"]);
+    let mut sender = send.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(sender.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("; trying again"), "{line}");
+    signal(&sender, "TERM");
+    assert_eq!(sender.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_receiver_of_one_stream_that_gets_none_fails() {
+    let there = Daemon::start("64M");
+    let mut listening = Listening::start(&there, "127.0.0.1:0", &["--once"]);
+    signal(&listening.child, "TERM");
+    assert_eq!(listening.child.wait().unwrap().code(), Some(130));
+}
+
 /// A receiver that has stopped reading holds a sender up, and a signal ends it nevertheless.
 #[test]
 fn a_sender_whose_receiver_is_silent_can_be_interrupted() {
@@ -428,7 +469,9 @@ fn without_certificates_no_connection_leaves_the_host() {
         let named = error.contains("must be of this host without --tls-cert, --tls-key");
         assert!(code == 3 && named, "{code} {error}");
     }
-    let cases: [(&[&str], &str); 5] = [
+    let long = format!("tcp://127.0.0.1:1/{}", "x".repeat(129));
+    let cases: [(&[&str], &str); 6] = [
+        (&["send", "data@mon", &long], "xxx: must be 1 to 128 bytes"),
         (&["receive", "--listen", "localhost"], "listen is localhost: must be ADDRESS:PORT"),
         (&["send", "data@mon", "tcp://host"], "TARGET is tcp://host: must be like tcp://HOST:PORT"),
         (&["send", "data@mon", "tcp://127.0.0.1:1", "--resume", "0:a:b:c"], "without --resume"),

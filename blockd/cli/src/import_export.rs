@@ -16,11 +16,12 @@ pub(crate) use export::Export;
 pub(crate) use import::Import;
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blockd_api::v1::{self, GetVolumeRequest, Volume};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 use super::client::Client;
 use super::transfer::increment::Identity;
@@ -28,22 +29,40 @@ use super::transfer::{Stop, qemu};
 use super::{amount, answers};
 
 /// Waits for a transfer. Ctrl-C and SIGTERM end it in order: it is stopped, and then still waited
-/// for.
+/// for. So does one that came earlier, behind the first call: it ends no process any more.
 async fn interruptible<T>(
     stop: &Arc<Stop>,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
+    let mut signalled = signalled()?;
+    let mut work = std::pin::pin!(work);
+    tokio::select! {
+        done = &mut work => return done,
+        _ = signalled.wait_for(|seen| *seen) => stop.set(),
+    }
+    work.await
+}
+
+/// Whether a signal to end has come.
+fn signalled() -> Result<watch::Receiver<bool>, Error> {
+    static SEEN: OnceLock<watch::Receiver<bool>> = OnceLock::new();
+
+    if let Some(seen) = SEEN.get() {
+        return Ok(seen.clone());
+    }
     let failed = |source| Error::io("listening for signals", source);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-    let mut work = std::pin::pin!(work);
-    loop {
+    let (sender, seen) = watch::channel(false);
+    tokio::spawn(async move {
         tokio::select! {
-            done = &mut work => return done,
-            _ = interrupt.recv() => stop.set(),
-            _ = terminate.recv() => stop.set(),
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
         }
-    }
+        // The static one receives always.
+        let _ = sender.send(true);
+    });
+    Ok(SEEN.get_or_init(|| seen).clone())
 }
 
 /// Runs what blocks on a thread made for that.

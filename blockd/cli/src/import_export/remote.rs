@@ -1,10 +1,11 @@
 //! The receiver of a stream, at the other end of a TCP connection.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use blockd_api::v1::Volume;
-use blockd_media::error::Error;
+use blockd_media::error::{Error, ErrorKind};
+use blockd_media::names::check_new_name;
 
 use super::{blocking, interruptible};
 use crate::transfer::increment::Header;
@@ -23,10 +24,12 @@ pub(super) struct Remote {
     name: String,
     attach: bool,
     tls: TlsArguments,
-    /// The receiver has refused: another attempt is of no use.
-    is_refused: Arc<AtomicBool>,
-    /// A transfer has begun since the last [`Remote::has_begun`].
-    has_begun: Arc<AtomicBool>,
+    /// The connection has failed since the last [`Remote::is_cut`], and nothing else.
+    is_cut: Arc<AtomicBool>,
+    /// A transfer has begun behind all before since the last [`Remote::has_advanced`].
+    has_advanced: Arc<AtomicBool>,
+    /// The farthest offset where one has begun; none before the first.
+    begun_at: Arc<Mutex<Option<u64>>>,
 }
 
 impl Remote {
@@ -42,24 +45,43 @@ impl Remote {
         if !matches!(port, Some(Ok(_))) {
             return Err(Error::invalid("TARGET", target, "like tcp://HOST:PORT or with /NAME"));
         }
+        if !name.is_empty() {
+            check_new_name(name).map_err(|allowed| Error::invalid("TARGET", target, allowed))?;
+        }
         Ok(Some(Self {
             address: address.to_owned(),
             name: name.to_owned(),
             attach,
             tls: tls.clone(),
-            is_refused: Arc::default(),
-            has_begun: Arc::default(),
+            is_cut: Arc::default(),
+            has_advanced: Arc::default(),
+            begun_at: Arc::default(),
         }))
     }
 
-    /// Whether another attempt may go on where this one ended.
-    pub(super) fn is_refused(&self) -> bool {
-        self.is_refused.load(Ordering::Relaxed)
+    /// Whether the connection has failed since the last call: another attempt may go on there.
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether a transfer has begun since the last call.
-    pub(super) fn has_begun(&self) -> bool {
-        self.has_begun.swap(false, Ordering::Relaxed)
+    /// Whether the receiver had more at the begin of a transfer than it ever had before, since the
+    /// last call. It has at the first one, whatever it has.
+    pub(super) fn has_advanced(&self) -> bool {
+        self.has_advanced.swap(false, Ordering::Relaxed)
+    }
+
+    fn begins_at(&self, offset: u64) {
+        let mut begun_at = self.begun_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if *begun_at < Some(offset) {
+            *begun_at = Some(offset);
+            self.has_advanced.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The same error, which ends an attempt as that of the connection if it is one of IO.
+    fn cut(&self, error: Error) -> Error {
+        self.is_cut.fetch_or(error.kind() == ErrorKind::Io, Ordering::Relaxed);
+        error
     }
 
     /// Connects, and has the stream begin where the receiver says. `None`: it has all of it.
@@ -84,10 +106,11 @@ impl Remote {
                 Ok((link, reply))
             }
         };
-        let (link, reply) = interruptible(&stop, blocking(work)).await?;
-        self.has_begun.store(true, Ordering::Relaxed);
+        let begun = interruptible(&stop, blocking(work)).await;
+        let (link, reply) = begun.map_err(|error| self.cut(error))?;
         match reply {
             Reply::Send(offset) if offset <= header.snapshot.size_bytes => {
+                self.begins_at(offset);
                 header.from_bytes = offset;
                 Ok(Some(Arc::new(Mutex::new(link))))
             }
@@ -96,7 +119,7 @@ impl Remote {
                 problem: format!("has {offset} bytes of the snapshot, more than there are"),
             }),
             Reply::Done => Ok(None),
-            Reply::Refused(error) => Err(self.refused(error)),
+            Reply::Refused(error) => Err(error),
         }
     }
 
@@ -111,20 +134,20 @@ impl Remote {
             let mut link = lock(&link);
             match copied {
                 Ok(done) => match link.finish() {
-                    Ok(Reply::Refused(error)) => Err(remote.refused(error)),
+                    Ok(Reply::Refused(error)) => Err(error),
                     Ok(_) => Ok(done),
-                    Err(error) => Err(error),
+                    Err(error) => Err(remote.cut(error)),
                 },
                 // An attempt that was stopped is not made again.
                 Err(_) if link.stop().check().is_err() => Err(interrupted()),
-                Err(error) => Err(link.refusal().map_or(error, |error| remote.refused(error))),
+                Err(error) => Err(match link.refusal() {
+                    Some(refused) => refused,
+                    None if link.is_cut() => remote.cut(error),
+                    // The volume here could not be read.
+                    None => error,
+                }),
             }
         })
         .await
-    }
-
-    fn refused(&self, error: Error) -> Error {
-        self.is_refused.store(true, Ordering::Relaxed);
-        error
     }
 }

@@ -1,18 +1,21 @@
 //! `blockd send`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1::{DiffVolumeRequest, GetVolumeRequest, RangeState, Volume};
 use blockd_media::clock::Clock;
-use blockd_media::error::{Error, ErrorKind};
+use blockd_media::error::Error;
 use blockd_media::units;
 use serde::Serialize;
 
 use super::export::{Answer, Export, Stream};
+use super::interruptible;
 use super::remote::Remote;
 use crate::client::Client;
 use crate::duration::duration;
+use crate::transfer::Stop;
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, LEVELS, Position};
 use crate::transfer::link::TlsArguments;
@@ -144,16 +147,20 @@ pub(super) async fn send(
     loop {
         let sent = export.write(context, stream).await;
         let (Some(remote), Err(error)) = (&stream.remote, &sent) else { return sent };
-        // Each transfer that begins goes on where the one before ended.
-        if remote.has_begun() {
+        // Attempts that come no further are not made for ever.
+        if remote.has_advanced() {
             clock = Clock::start();
         }
-        let is_cut = error.kind() == ErrorKind::Io && !remote.is_refused();
-        if !is_cut || clock.elapsed() >= export.reconnect {
+        if !remote.is_cut() || clock.elapsed() >= export.reconnect {
             return sent;
         }
         eprintln!("blockd: {error}; trying again");
-        tokio::time::sleep(PAUSE).await;
+        let stop = Arc::new(Stop::default());
+        let pause = async {
+            tokio::time::sleep(PAUSE).await;
+            stop.check()
+        };
+        interruptible(&stop, pause).await?;
     }
 }
 

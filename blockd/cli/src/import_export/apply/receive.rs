@@ -9,6 +9,8 @@
 
 mod listen;
 
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -133,7 +135,7 @@ impl Receive {
         let clock = Clock::start();
         let header = backup.input.header().clone();
         let apply = Apply::begin(&asked, context, header).await?;
-        let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json())?;
+        let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json()).await?;
         receiver.keep = self.keep;
         let answer = match receiver.prepare().await? {
             Prepared::Done(volume, marker) => receiver.apply.answer(volume, Some(marker), &clock),
@@ -174,20 +176,24 @@ struct Receiver<'a> {
     shows: bool,
     /// How many snapshots that record a content stay; all where it is absent.
     keep: Option<u32>,
+    /// Held by one receive of the volume, as long as it lives.
+    _claim: UnixDatagram,
 }
 
 impl<'a> Receiver<'a> {
-    fn new(apply: Apply<'a>, sync_bytes: u64, shows: bool) -> Result<Self, Error> {
+    async fn new(apply: Apply<'a>, sync_bytes: u64, shows: bool) -> Result<Self, Error> {
         let name = names::hidden(&apply.asked.name);
         if let Err(allowed) = check_name(&name) {
             return Err(Error::invalid("the name of the hidden volume", shown(&name), allowed));
         }
+        let claim = claimed(&apply).await?;
         Ok(Self {
             apply: Apply { is_forcible: false, ..apply },
             name,
             sync_bytes,
             shows,
             keep: None,
+            _claim: claim,
         })
     }
 
@@ -224,7 +230,16 @@ impl<'a> Receiver<'a> {
                 let all = self.apply.all(volume).await?;
                 let after = self.apply.header.snapshot.clone();
                 if let Some((marker, 0)) = self.apply.copies(volume, &after, &all).await? {
-                    self.delete_hidden().await?;
+                    // Another receive's, or the beginning of another stream, stays.
+                    let is_left = match &hidden {
+                        Some(hidden) if self.position(hidden).is_some() => {
+                            settled(&mut self.apply.client, hidden, 0).await?.connections == 0
+                        }
+                        _ => false,
+                    };
+                    if is_left {
+                        self.delete_hidden().await?;
+                    }
                     self.unlabel(volume).await?;
                     return Ok(Prepared::Done(volume.clone(), marker));
                 }
@@ -238,7 +253,7 @@ impl<'a> Receiver<'a> {
         let received = match &hidden {
             Some(hidden) => {
                 self.check_unused(hidden).await?;
-                position(hidden).filter(|one| one.ends == self.apply.header.ends())
+                self.position(hidden)
             }
             None => None,
         };
@@ -260,6 +275,11 @@ impl<'a> Receiver<'a> {
             }
         };
         self.sized(hidden).await.map(Prepared::Hidden)
+    }
+
+    /// How far a hidden volume is, if it is this stream's.
+    fn position(&self, hidden: &Volume) -> Option<Position> {
+        position(hidden).filter(|one| one.ends == self.apply.header.ends())
     }
 
     /// Makes the hidden volume.
@@ -285,7 +305,11 @@ impl<'a> Receiver<'a> {
         };
         let names = vec![name];
         let request = CloneVolumesRequest { pool, snapshot, names, labels, ..Default::default() };
-        answers::volume(self.apply.client.clone_volumes(request).await?.volumes.pop())
+        let mut made = self.apply.client.clone_volumes(request).await?;
+        if made.created == 0 {
+            return Err(claimed_by_another(&self.apply));
+        }
+        answers::volume(made.volumes.pop())
     }
 
     /// The hidden volume with the size of the snapshot.
@@ -315,33 +339,43 @@ impl<'a> Receiver<'a> {
             ..Default::default()
         };
         let volume = answers::volume(self.apply.client.attach_volume(request).await?.volume)?;
+        self.check_same(hidden, &volume)?;
         let filled = self.fill_attached(&volume, input, stop).await;
+        if let Err((error, true)) = &filled {
+            return Err(match self.delete_hidden().await {
+                Ok(()) => error.with_note("what has come of it is deleted: send it again"),
+                Err(_) => error.with_note(&format!("delete {} before it is sent again", self.name)),
+            });
+        }
         // Connections of a transfer that failed may still be there.
-        settled(&mut self.apply.client, hidden, 0).await?;
+        let settled = settled(&mut self.apply.client, hidden, 0).await;
         let (name, pool) = (hidden.name.clone(), hidden.pool.clone());
         let request = DetachVolumeRequest { name, pool, force: true };
         let detached = self.apply.client.detach_volume(request).await;
-        let written_bytes = filled.map_err(|error| {
+        let written_bytes = filled.map_err(|(error, _)| {
             let note = format!(
                 "what has come stays: `blockd receive {} --position` says how far it is",
                 self.apply.asked.name
             );
             error.with_note(&note)
         })?;
+        settled?;
         detached?;
         Ok(written_bytes)
     }
 
+    /// The flag of an error is true where what has come may be something else than was sent.
     async fn fill_attached(
         &mut self,
         volume: &Volume,
         input: Input,
         stop: &Arc<Stop>,
-    ) -> Result<u64, Error> {
+    ) -> Result<u64, (Error, bool)> {
+        let keeps = |error| (error, false);
         let size_bytes = amount(volume.size_bytes);
         let progress = Arc::new(Progress::shown("receiving", size_bytes, self.shows));
         progress.skip(input.header().from_bytes);
-        let target = Arc::new(Target::new(address(volume)?, size_bytes));
+        let target = Arc::new(Target::new(address(volume).map_err(keeps)?, size_bytes));
         let pieces = Arc::new(Mutex::new(Pieces { input, left_bytes: 0, ended: None }));
         let block_bytes = usize::try_from(volume.block_size).unwrap_or(512).max(512);
         let empty = self.apply.header.base.is_none();
@@ -366,15 +400,18 @@ impl<'a> Receiver<'a> {
                     import.run(Source::Records(Box::new(move || lock(&pieces).next())))
                 }
             };
-            written_bytes += interruptible(stop, blocking(work)).await?.written_bytes;
-            let (offset, ended) = {
+            let written = interruptible(stop, blocking(work)).await.map_err(keeps)?;
+            written_bytes += written.written_bytes;
+            let (offset, is_strange, ended) = {
                 let mut pieces = lock(&pieces);
-                (pieces.input.at(), pieces.ended.take())
+                (pieces.input.at(), pieces.input.is_strange(), pieces.ended.take())
             };
-            self.advance(volume, offset).await?;
+            if !is_strange {
+                self.advance(volume, offset).await.map_err(keeps)?;
+            }
             if let Some(ended) = ended {
                 progress.clear();
-                return ended.map(|()| written_bytes);
+                return ended.map_or_else(|error| Err((error, is_strange)), |()| Ok(written_bytes));
             }
         }
     }
@@ -398,6 +435,9 @@ impl<'a> Receiver<'a> {
     /// volume and the snapshot.
     async fn show(&mut self, hidden: Volume) -> Result<(Volume, String), Error> {
         let (name, pool) = (self.apply.asked.name.clone(), hidden.pool.clone());
+        let request = GetVolumeRequest { name: hidden.name.clone(), pool: pool.clone() };
+        let now = answers::volume(self.apply.client.get_volume(request).await?.volume)?;
+        self.check_same(&hidden, &now)?;
         let marker = self.apply.mark(&hidden).await?;
         if self.apply.header.base.is_none() {
             let (former, new_name) = (hidden.name.clone(), name);
@@ -452,7 +492,12 @@ impl<'a> Receiver<'a> {
         if settled(&mut self.apply.client, hidden, 0).await?.connections == 0 {
             return Ok(());
         }
-        Err(Error::in_use(self.apply.what(), "is being received by another command"))
+        Err(claimed_by_another(&self.apply))
+    }
+
+    /// Refuses a hidden volume that was replaced meanwhile: what this receive wrote is elsewhere.
+    fn check_same(&self, hidden: &Volume, now: &Volume) -> Result<(), Error> {
+        if now.id == hidden.id { Ok(()) } else { Err(claimed_by_another(&self.apply)) }
     }
 
     async fn delete_hidden(&mut self) -> Result<(), Error> {
@@ -520,6 +565,32 @@ impl Pieces {
         self.left_bytes = self.left_bytes.saturating_sub(bytes);
         Ok(Some(record))
     }
+}
+
+/// Claims a volume for one receive on this host. An abstract socket, as it needs no place to be
+/// written to and ends with its process, however that ends.
+async fn claimed(apply: &Apply<'_>) -> Result<UnixDatagram, Error> {
+    /// How long one that was cut off may take to end: as long as its connections are waited for.
+    const MAX_LOOKS: u32 = 20;
+    const LOOK: Duration = Duration::from_millis(100);
+
+    // A hash, as an address has room for 107 bytes.
+    let of = [&apply.pool_id[..], apply.asked.name.as_bytes()].concat();
+    let name = format!("blockd-receive-{:032x}", xxhash_rust::xxh3::xxh3_128(&of));
+    let failed = |source| Error::io(format!("claiming {}", apply.what()), source);
+    let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
+    for _ in 0..MAX_LOOKS {
+        match UnixDatagram::bind_addr(&address) {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+            bound => return bound.map_err(failed),
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Err(claimed_by_another(apply))
+}
+
+fn claimed_by_another(apply: &Apply<'_>) -> Error {
+    Error::in_use(apply.what(), "is being received by another command")
 }
 
 fn lock(pieces: &Mutex<Pieces>) -> std::sync::MutexGuard<'_, Pieces> {

@@ -397,6 +397,25 @@ mod tests {
     }
 
     #[test]
+    fn a_record_that_is_refused_is_not_behind_the_position() {
+        let part = Header { is_compressed: true, ..header() };
+        let garbage = [1; 100];
+        for (kind, second) in [(COMPRESSED, 100 << 32 | 4096), (5, 4096)] {
+            let data = if kind == COMPRESSED { &garbage[..] } else { &[] };
+            let mut bytes = part.encode().to_vec();
+            bytes.extend(head(DATA, 4096, 4096, &[7; 4096]));
+            bytes.extend([7; 4096]);
+            bytes.extend(head(kind, 16384, second, data));
+            bytes.extend(data);
+            let mut reader = Reader::begin(bytes.as_slice(), "file").unwrap();
+            reader.next().unwrap();
+            let problem = reader.next().unwrap_err().to_string();
+            assert!(problem.contains("a record, the 2., that no version"), "{problem}");
+            assert_eq!(reader.at(), 8192);
+        }
+    }
+
+    #[test]
     fn a_position_is_printed_and_parsed() {
         let position = Position { offset: 8 << 20, ends: header().ends() };
         let text = "8388608:00112233445566778899aabbccddeeff:9-123456789ab:7-12345670000";

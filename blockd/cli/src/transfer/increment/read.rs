@@ -32,6 +32,7 @@ pub(crate) struct Reader<R> {
     record_count: u64,
     data_bytes: u64,
     read_bytes: u64,
+    is_strange: bool,
 }
 
 impl<R> std::fmt::Debug for Reader<R> {
@@ -60,6 +61,7 @@ impl<R: Read> Reader<R> {
             record_count: 0,
             data_bytes: 0,
             read_bytes: HEADER_BYTES as u64,
+            is_strange: false,
         })
     }
 
@@ -70,6 +72,12 @@ impl<R: Read> Reader<R> {
     /// The end of the last record: where a stream begins that has only what comes behind it.
     pub(crate) fn at(&self) -> u64 {
         self.at
+    }
+
+    /// Whether the records are not those that were written, though the checksum of each is right:
+    /// one may be missing or another's, and those before are not to be believed either.
+    pub(crate) fn is_strange(&self) -> bool {
+        self.is_strange
     }
 
     /// Bytes of the file up to here.
@@ -117,21 +125,21 @@ impl<R: Read> Reader<R> {
         let (Some(end), true, true) = (end, whole, first >= self.at) else {
             return Err(self.strange());
         };
+        // A record that is refused is not behind the position: a resumed stream has it again.
+        let record = match kind {
+            DATA => Record::Data { offset: first, data },
+            COMPRESSED => Record::Data { offset: first, data: self.inflate(&data, second)? },
+            ZEROES => Record::Zeroes { offset: first, len: second },
+            _ => return Err(self.strange()),
+        };
         self.at = end;
         self.record_count += 1;
-        match kind {
-            DATA | COMPRESSED => {
-                self.data_bytes += second;
-                let data = if kind == COMPRESSED { self.inflate(&data, second)? } else { data };
-                Ok(Some(Record::Data { offset: first, data }))
-            }
-            ZEROES => Ok(Some(Record::Zeroes { offset: first, len: second })),
-            _ => Err(self.strange()),
-        }
+        self.data_bytes += if is_data { second } else { 0 };
+        Ok(Some(record))
     }
 
     /// The data of a frame of zstd, which has to be of this length.
-    fn inflate(&self, frame: &[u8], len: u64) -> Result<Vec<u8>, Error> {
+    fn inflate(&mut self, frame: &[u8], len: u64) -> Result<Vec<u8>, Error> {
         let len = usize::try_from(len).unwrap_or(MAX_DATA_BYTES);
         match zstd::bulk::decompress(frame, len) {
             Ok(data) if data.len() == len => Ok(data),
@@ -147,6 +155,7 @@ impl<R: Read> Reader<R> {
         let mut sum = [0; 8];
         self.take(&mut sum)?;
         if sum != expected.to_le_bytes() {
+            self.is_strange = true;
             return Err(corrupt(&self.name, "was changed: the checksum at its end is wrong"));
         }
         loop {
@@ -166,7 +175,8 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    fn strange(&self) -> Error {
+    fn strange(&mut self) -> Error {
+        self.is_strange = true;
         let number = self.record_count + 1;
         corrupt(
             &self.name,

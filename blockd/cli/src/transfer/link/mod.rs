@@ -26,6 +26,7 @@
 //! with 2 or 3, and both close. A sender that does not begin within 10 s is dropped; later either
 //! end gives up when the next message, or 256 KiB of a chunk, take more than 60 s.
 
+mod socket;
 mod tls;
 
 pub(crate) use tls::TlsArguments;
@@ -45,6 +46,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::increment::{HEADER_BYTES, Header};
 use super::{STOP_WAIT, Stop};
+use socket::{Socket, Until};
 
 const MAGIC: [u8; 8] = *b"blkdsend";
 const VERSION: u32 = 1;
@@ -128,6 +130,10 @@ pub(crate) struct Link {
     tcp: TcpStream,
     peer: String,
     stop: Arc<Stop>,
+    /// When the socket gives up, below TLS.
+    until: Until,
+    /// A write of the stream has failed: the connection has, or the other end has ended it.
+    is_cut: bool,
 }
 
 impl std::fmt::Debug for Link {
@@ -171,7 +177,7 @@ impl Link {
         tcp: TcpStream,
         peer: &str,
         stop: &Arc<Stop>,
-        encrypt: impl FnOnce(TcpStream) -> Result<Box<dyn Duplex>, Error>,
+        encrypt: impl FnOnce(Socket) -> Result<Box<dyn Duplex>, Error>,
     ) -> Result<Self, Error> {
         let failed = |source| Error::io(format!("connecting to {peer}"), source);
         tcp.set_nonblocking(false).map_err(failed)?;
@@ -179,8 +185,16 @@ impl Link {
         tcp.set_read_timeout(Some(STOP_WAIT)).map_err(failed)?;
         tcp.set_write_timeout(Some(STOP_WAIT)).map_err(failed)?;
         let again = tcp.try_clone().map_err(failed)?;
-        let stream = encrypt(tcp)?;
-        Ok(Self { stream, tcp: again, peer: peer.to_owned(), stop: Arc::clone(stop) })
+        let until = Until::new(stop);
+        let stream = encrypt(Socket::new(tcp, &until))?;
+        Ok(Self {
+            stream,
+            tcp: again,
+            peer: peer.to_owned(),
+            stop: Arc::clone(stop),
+            until,
+            is_cut: false,
+        })
     }
 
     /// The address of the other end.
@@ -191,6 +205,11 @@ impl Link {
     /// Ends what waits for the other end, once it is set.
     pub(crate) fn stop(&self) -> &Arc<Stop> {
         &self.stop
+    }
+
+    /// Whether the stream could not be written.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// Begins a transfer, and returns the answer.
@@ -332,6 +351,7 @@ impl Link {
     ) -> io::Result<T> {
         use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
         let clock = Clock::start();
+        self.until.set(limit);
         loop {
             match call(&mut *self.stream) {
                 Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {}
@@ -349,11 +369,9 @@ impl Link {
 #[derive(Debug)]
 pub(crate) struct Outgoing(pub(crate) Shared);
 
-impl Write for Outgoing {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let data = &data[..data.len().min(MAX_CHUNK)];
+impl Outgoing {
+    fn put(link: &mut Link, data: &[u8]) -> io::Result<()> {
         let len = u32::try_from(data.len()).map_err(io::Error::other)?;
-        let mut link = lock(&self.0);
         if link.is_readable() {
             // It is read by the owner of the link.
             return Err(io::Error::other("the receiver has ended the transfer"));
@@ -362,7 +380,17 @@ impl Write for Outgoing {
             link.put(&len.to_le_bytes())?;
             link.put(data)?;
         }
-        Ok(data.len())
+        Ok(())
+    }
+}
+
+impl Write for Outgoing {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let data = &data[..data.len().min(MAX_CHUNK)];
+        let mut link = lock(&self.0);
+        let put = Self::put(&mut link, data);
+        link.is_cut |= put.is_err();
+        put.map(|()| data.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -443,7 +471,12 @@ impl Listener {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(source) => return Err(Error::io("accepting a connection", source)),
+                Err(source) => {
+                    // Without a descriptor for it the connection waits on, and the next try fails
+                    // at once.
+                    std::thread::sleep(STOP_WAIT);
+                    return Err(Error::io("accepting a connection", source));
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Certificates of both ends of a link.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use rustls::{
 };
 
 use super::Duplex;
+use super::socket::Socket;
 
 /// How a connection is protected.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -74,7 +75,7 @@ impl TlsArguments {
     }
 
     /// A sender's end.
-    pub(super) fn client(&self, tcp: TcpStream, host: &str) -> Result<Box<dyn Duplex>, Error> {
+    pub(super) fn client(&self, tcp: Socket, host: &str) -> Result<Box<dyn Duplex>, Error> {
         let Some(Identity { chain, key, roots }) = self.identity()? else {
             return Ok(Box::new(tcp));
         };
@@ -98,7 +99,7 @@ impl TlsArguments {
     }
 
     /// A receiver's end.
-    pub(super) fn server(&self, tcp: TcpStream) -> Result<Box<dyn Duplex>, Error> {
+    pub(super) fn server(&self, tcp: Socket) -> Result<Box<dyn Duplex>, Error> {
         let Some(config) = self.server_config()? else { return Ok(Box::new(tcp)) };
         let connection = ServerConnection::new(Arc::new(config)).map_err(failed)?;
         Ok(Box::new(StreamOwned::new(connection, tcp)))

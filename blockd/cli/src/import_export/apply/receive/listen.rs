@@ -28,15 +28,19 @@ pub(super) async fn run(
 ) -> Result<(), Error> {
     // An error of the daemon is reported before a sender connects.
     context.client().await?;
-    let listener = Arc::new(Listener::bind(address, asked.tls.clone())?);
-    eprintln!("blockd: waiting for senders at {}", listener.address()?);
     let stop = Arc::new(Stop::default());
+    // A signal ends it in order from the line that says so on.
+    let bound = async { Listener::bind(address, asked.tls.clone()) };
+    let listener = Arc::new(interruptible(&stop, bound).await?);
+    eprintln!("blockd: waiting for senders at {}", listener.address()?);
     loop {
         let (at, stop_there) = (Arc::clone(&listener), Arc::clone(&stop));
         let accepted = interruptible(&stop, blocking(move || at.accept(&stop_there))).await;
         let link = match accepted {
             Ok(link) => link,
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
+            // With --once the end is success only once a stream has come.
+            Err(error) if error.kind() == ErrorKind::Interrupted && !asked.once => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
             Err(error) => {
                 // One connection that failed says nothing about the next.
                 eprintln!("blockd: error: {error}");
@@ -65,6 +69,11 @@ async fn serve(
         Ok((link, hello))
     });
     let (link, hello) = interruptible(stop, begun).await?;
+    let hello = match hello {
+        // There is none to answer, or one who keeps others waiting.
+        Err(error) if error.kind() == ErrorKind::Io => return Err(error),
+        hello => hello,
+    };
     let link = Arc::new(Mutex::new(link));
     let received = match hello {
         Ok(hello) => receive(asked, &link, hello, sync_bytes, context, stop).await,
@@ -101,7 +110,7 @@ async fn receive(
     let source = lock(link).peer().into();
     let import = Import::backup(source, name, asked.pool.clone(), asked.reconnect);
     let apply = Apply::begin(&import, context, hello.header.clone()).await?;
-    let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json())?;
+    let mut receiver = Receiver::new(apply, sync_bytes, !context.output.is_json()).await?;
     receiver.keep = asked.keep;
     let mut answer = match receiver.prepare().await? {
         Prepared::Done(volume, marker) => receiver.apply.answer(volume, Some(marker), &clock),
