@@ -73,7 +73,6 @@ pub mod open;
 pub mod plan;
 #[cfg(not(loom))]
 pub mod pool;
-#[cfg(not(loom))]
 pub mod read_cache;
 pub mod ring;
 #[doc(hidden)]

@@ -17,7 +17,7 @@
 //! - **C5** A page that is being read is in the table already. When it is dropped, its read brings
 //!   nothing in.
 //!
-//! Writers look at one counter before they take a mutex ([`ReadCache::drop_pages`]). A writer finds
+//! Writers look at one counter before they take a mutex (`ReadCache::drop_pages`). A writer finds
 //! the extent exclusive and then reads the counter; a reader counts itself and then looks whether
 //! the extent is shared. These accesses and the drop of a reference are sequentially consistent, so
 //! that one of the two sees the other.
