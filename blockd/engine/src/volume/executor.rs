@@ -16,7 +16,7 @@ use blockd_media::clock::Clock;
 use super::cached::read_cached;
 use super::copy::Copies;
 use super::pools::PoolPart;
-use super::slot::{Slot, State};
+use super::slot::{Slot, State, is_late};
 use super::waiting::MAX_SLOWED_NS;
 use crate::backing::Ring;
 use crate::block::{BlockError, Completion, Operation, Request};
@@ -326,15 +326,18 @@ impl Executor {
         self.planned += 1;
         let started = self.planned.is_multiple_of(SAMPLE).then(|| self.clock.ns());
         let (offset, len) = (request.offset + slot.done, request.len - slot.done.min(request.len));
-        let alone = slot.doomed || slot.has_joined_for_long(now);
         let plan = &mut slot.plan;
         plan.hurry(slot.slowed_at > 0 && now.saturating_sub(slot.slowed_at) >= MAX_SLOWED_NS);
         let step = match request.operation {
             _ if slot.flushing => part.worker.flush(volume, plan),
             Operation::Flush => part.worker.flush(volume, plan),
-            Operation::Read if part.worker.pool().caches_reads() => {
-                read_cached(part, volume, (request, slot.done), (plan, alone), ring)
-            }
+            Operation::Read if part.worker.pool().caches_reads() => read_cached(
+                part,
+                volume,
+                (request, slot.done),
+                (plan, slot.doomed || is_late(slot.joined, slot.done, now)),
+                ring,
+            ),
             Operation::Read => part.worker.read(volume, offset, len, plan),
             Operation::Write { fua } => part.worker.write(volume, offset, len, fua, plan),
             Operation::Discard { .. } => part.worker.discard(volume, offset, len),

@@ -14,6 +14,12 @@ const PLAN_OPS: usize = Plan::MIN_OPS;
 /// hangs or fails, and all who wait would otherwise try it in turn.
 const MAX_JOINED_NS: u64 = 1_000_000_000;
 
+/// Whether another client's read, which one with `done` bytes waits for, takes long, as one that
+/// fails does: then it reads itself.
+pub(super) fn is_late(joined: Option<(u64, u64)>, done: u64, now: u64) -> bool {
+    joined.is_some_and(|(at, since)| at == done && now.saturating_sub(since) >= MAX_JOINED_NS)
+}
+
 /// The event that a slot waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
@@ -125,14 +131,6 @@ impl Slot {
         let is_read = |one: &Request| one.operation == Operation::Read;
         self.request.as_ref().is_some_and(is_read)
             && self.joined.is_some_and(|(done, _)| done == self.done)
-    }
-
-    /// Whether the other client's read takes long, as one that fails does: then it reads itself.
-    pub(super) fn has_joined_for_long(&self, now: u64) -> bool {
-        let is_long = |(done, since): (u64, u64)| {
-            done == self.done && now.saturating_sub(since) >= MAX_JOINED_NS
-        };
-        self.joined.is_some_and(is_long)
     }
 
     /// Takes a request.
