@@ -84,7 +84,9 @@ fn wanted_descriptors(config: &Config) -> u64 {
         TlsUse::Allowed | TlsUse::Required => one.max_connections.saturating_mul(4),
     };
     let connections = config.nbd.listeners.iter().map(of_listener);
-    connections.fold(OTHERS, usize::saturating_add) as u64
+    // The driver's control file, and a ring.
+    let ready = config.ublk.ready.saturating_mul(2);
+    connections.fold(OTHERS.saturating_add(ready), usize::saturating_add) as u64
 }
 
 /// Where the configuration is read from, at the start and on SIGHUP.
@@ -276,12 +278,12 @@ impl Daemon {
             server.abort();
         }
         self.workers.drain(limit).await;
-        self.control.end_ready_devices().await;
         let closed = tokio::time::timeout(limit, self.control.close_pools()).await;
         closed.unwrap_or_else(|_| {
             let problem = format!("were not closed within {} s", limit.as_secs());
             Err(Error::in_use("pools", problem))
         })?;
+        self.control.end_ready_devices().await;
         tracing::info!("stopped");
         Ok(())
     }

@@ -13,10 +13,13 @@ use parking_lot::Mutex;
 use super::DeviceError;
 use super::device::{Kit, Shape};
 use super::mark::Mark;
-use super::seat::{COMMAND_LIMIT, DeviceThread, STACK_BYTES, Seat, keep};
+use super::seat::{COMMAND_LIMIT, DeviceThread, Patience, STACK_BYTES, Seat, keep};
 
 /// How long attachments come first: the kernel adds and starts one device at a time.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// How long the end of the daemon may take for them: each deletion takes milliseconds.
+const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// A device that was added and not started.
 pub(super) struct Spare {
@@ -102,14 +105,20 @@ impl Stock {
         }
     }
 
-    /// Deletes all of them for good.
+    /// Deletes all of them for good, within [`END_LIMIT`] and a command. The next start of the
+    /// daemon deletes those that are left.
     pub(super) fn end(&self) {
         let spares = {
             let mut state = self.0.state.lock();
             state.has_ended = true;
             std::mem::take(&mut state.spares)
         };
+        let patience = Patience::new(END_LIMIT);
         for spare in spares {
+            if patience.is_over() {
+                tracing::warn!("block devices that were ready are left to the next start");
+                return;
+            }
             self.0.delete(spare);
         }
     }

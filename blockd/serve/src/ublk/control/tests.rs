@@ -432,7 +432,8 @@ fn a_ready_device_that_another_program_deleted_is_let_be() {
     rig.kernel.sent();
     // Its number is that of a device in use by now.
     let view = daemon.attach(&spec(2)).unwrap();
-    assert_eq!((view.number, rig.kernel.sent().as_str()), (Some(1), "ADD_DEV 1, START_DEV 1"));
+    assert_eq!(view.number, Some(1));
+    assert!(rig.kernel.sent().starts_with("ADD_DEV 1, START_DEV 1"));
     daemon.end();
     assert_eq!(daemon.served(), 2);
     assert!(rig.kernel.devices.lock().contains_key(&0));
@@ -444,8 +445,15 @@ fn a_driver_that_refuses_is_not_asked_again_and_again() {
     *rig.kernel.refuses.lock() = Some(("ADD_DEV", libc::ENOMEM));
     let daemon = rig.daemon_with(DeviceOptions { ready: 1, ..OPTIONS });
     daemon.make_ready();
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    assert_eq!(rig.kernel.sent(), "ADD_DEV 0");
+    let patience = super::seat::Patience::new(std::time::Duration::from_secs(20));
+    let mut sent = rig.kernel.sent();
+    while sent.is_empty() && !patience.is_over() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        sent = rig.kernel.sent();
+    }
+    assert_eq!(sent, "ADD_DEV 0");
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    assert_eq!(rig.kernel.sent(), "");
     *rig.kernel.refuses.lock() = None;
     daemon.attach(&spec(1)).unwrap();
     await_ready(&daemon, 1);
