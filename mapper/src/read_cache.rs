@@ -108,6 +108,8 @@ pub(crate) enum Reached {
 pub(crate) struct ReadCache {
     /// Clear only while all shards are empty and stay so.
     is_on: AtomicBool,
+    /// Held while the limit changes: two changes at once could leave pages in one that is off.
+    changes: Mutex<()>,
     /// By mark: pages in the tables, and readers that are about to add some.
     pages: Counts,
     /// By mark: extents that a fold or a move holds.
@@ -120,6 +122,7 @@ impl ReadCache {
         let table_len = index(geometry.pages_per_extent());
         let cache = Self {
             is_on: AtomicBool::new(false),
+            changes: Mutex::new(()),
             pages: Counts::new(),
             holds: Counts::new(),
             shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(table_len))).collect(),
@@ -138,6 +141,7 @@ impl ReadCache {
     /// some read waited for a page.
     #[must_use]
     pub(crate) fn set_limit(&self, limit: u64) -> bool {
+        let _one_at_a_time = self.changes.lock();
         let has_counts = self.pages.exist() && self.holds.exist();
         let pages = if has_counts { (limit / PAGE_BYTES).min(MOST_PAGES) } else { 0 };
         let pages = index(pages.div_ceil(SHARDS as u64));
@@ -147,7 +151,8 @@ impl ReadCache {
         }
         let mut is_awaited = false;
         for shard in &self.shards {
-            is_awaited |= shard.lock().set_limit(pages, &self.pages);
+            let former = shard.lock().begin_anew(pages);
+            is_awaited |= former.end(&self.pages);
         }
         if pages == 0 {
             self.is_on.store(false, Ordering::SeqCst);

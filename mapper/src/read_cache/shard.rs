@@ -83,19 +83,27 @@ impl Shard {
         }
     }
 
-    /// Forgets all pages and their memory. `true`: some read waits for one.
-    pub(super) fn set_limit(&mut self, limit: usize, counts: &Counts) -> bool {
-        for (extent, table) in self.tables.drain() {
+    /// Forgets all pages, with another limit from then on. Returns what it was, whose memory may
+    /// take long to give back: not while the shard is locked.
+    pub(super) fn begin_anew(&mut self, limit: usize) -> Self {
+        let anew = Self {
+            limit,
+            last_token: self.last_token,
+            hits: self.hits,
+            misses: self.misses,
+            evictions: self.evictions,
+            dropped: self.dropped,
+            ..Self::new(self.table_len)
+        };
+        std::mem::replace(self, anew)
+    }
+
+    /// Gives its memory back. `true`: some read waits for one of its pages.
+    pub(super) fn end(self, counts: &Counts) -> bool {
+        for (extent, table) in self.tables {
             counts.sub(extent, table.count);
         }
-        let is_awaited = self.frames.iter().any(|frame| frame.awaited);
-        self.limit = limit;
-        self.hand = 0;
-        self.spares = Vec::new();
-        self.frames = Vec::new();
-        self.chunks = Vec::new();
-        self.free = Vec::new();
-        is_awaited
+        self.frames.iter().any(|frame| frame.awaited)
     }
 
     pub(super) fn count(&self, status: &mut CacheStatus) {

@@ -37,16 +37,19 @@ impl Control {
         for (name, space) in changes {
             let mut pools = self.0.pools.write();
             let Some(known) = pools.get_mut(&name) else { continue };
-            let cache = known.config.read_cache();
+            let before = known.config.read_cache();
             known.config.space = space;
-            if let Ok(handle) = &known.state {
+            let cache = known.config.read_cache();
+            let handle = known.state.as_ref().ok().cloned();
+            if let Some(handle) = &handle {
                 apply(handle, &known.config.space);
-                // The cache is emptied by it.
-                if known.config.read_cache() != cache {
-                    handle.mapper().set_read_cache(known.config.read_cache());
-                    // Reads that waited for pages of the former one look again.
-                    handle.pass_on();
-                }
+            }
+            drop(pools);
+            // It is emptied by that. To give its memory back may take long, and nothing waits.
+            if let Some(handle) = handle.filter(|_| cache != before) {
+                handle.mapper().set_read_cache(cache);
+                // Reads that waited for pages of the former one look again.
+                handle.pass_on();
             }
             changed.push(name);
         }
