@@ -1,4 +1,4 @@
-//! Sizes as people write them. Whole bytes throughout: no floating point, no rounding on the way
+//! Sizes and identities as people write them. Whole bytes throughout: no floating point, no rounding on the way
 //! in.
 
 use crate::error::Error;
@@ -15,6 +15,12 @@ pub const SIZE_FORM: &str =
 
 /// Letters of the units, each 1024 times the one before.
 const UNITS: &str = "KMGTPE";
+
+/// An identity as people see it: two hexadecimal digits for each byte.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// Reads a size: `512`, `10G`, `10g`, `10GiB` or `10 GiB` for 10 times 2^30 bytes. `10GB` is
 /// refused, because it means 10^10 bytes to some. `field` is what the error names.

@@ -190,9 +190,11 @@ impl Apply<'_> {
     }
 
     fn mark_without_time(&self, of: &Identity) -> String {
-        let pool: String =
-            self.header.pool_id[..6].iter().map(|byte| format!("{byte:02x}")).collect();
-        format!(".{pool}-{}", of.id)
+        format!("{}{}", self.mark_of_pool(), of.id)
+    }
+
+    fn mark_of_pool(&self) -> String {
+        format!(".{}-", units::hex(&self.header.pool_id[..6]))
     }
 
     fn what(&self) -> String {

@@ -8,7 +8,7 @@ use blockd_mapper::engine::VolumeSummary;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::error::Error;
 use blockd_media::pool::{Medium, PmemInfo};
-use blockd_media::units::{GIB, from_wire, to_wire, to_wire_gb};
+use blockd_media::units::{GIB, from_wire, hex, to_wire, to_wire_gb};
 use blockd_media::{DeviceInfo, DeviceKind, Durability};
 use blockd_serve::ublk::control::DeviceView;
 
@@ -283,7 +283,7 @@ impl Control {
         let devices = handle.devices();
         let pmem: Vec<PmemInfo> = devices.iter().filter_map(|one| one.pmem.clone()).collect();
         let step = volumes::step(handle);
-        let id = handle.id().iter().map(|byte| format!("{byte:02x}")).collect();
+        let id = hex(&handle.id());
         Ok(v1::Pool {
             name,
             size_gb: to_wire_gb(space.pool.total),
@@ -373,7 +373,7 @@ impl Control {
 #[expect(deprecated, reason = "older clients read size_gb and free_gb")]
 pub(super) fn pool_of_namespaces(view: PoolView, default: &str) -> v1::Pool {
     let is_default = view.name == default;
-    let id: String = view.id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let id = hex(&view.id);
     let common = v1::Pool {
         name: view.name,
         is_default,

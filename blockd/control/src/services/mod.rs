@@ -75,6 +75,7 @@ use blockd_engine::pool::PoolHandle;
 use blockd_media::DeviceKind;
 use blockd_media::clock::{Clock, wall_seconds};
 use blockd_media::error::Error;
+use blockd_media::units::hex;
 use blockd_serve::ublk::control::Devices;
 use parking_lot::RwLock;
 
@@ -420,10 +421,6 @@ impl Control {
     async fn lock_devices_of(&self, pool: &PoolHandle) -> Lock {
         self.0.growing_pools.lock(&hex(&pool.id())).await
     }
-}
-
-fn hex(id: &[u8]) -> String {
-    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Runs what blocks on a thread where that does no harm.

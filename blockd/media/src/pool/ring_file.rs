@@ -14,12 +14,12 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use super::PoolError;
+use crate::units::hex;
 
 /// The file of a pool's delta ring.
 #[must_use]
 pub fn ring_path(ring_dir: &Path, pool_id: &[u8; 16]) -> PathBuf {
-    let hex: String = pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
-    ring_dir.join(format!("ring-{hex}"))
+    ring_dir.join(format!("ring-{}", hex(pool_id)))
 }
 
 /// The content of a ring file when it was read.

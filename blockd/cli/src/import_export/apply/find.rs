@@ -122,8 +122,7 @@ impl Apply<'_> {
                     .filter(|one| one.kind() == VolumeKind::Snapshot && is_own(one, volume));
                 let newest = own.max_by_key(|one| one.id).map(|one| shown(&one.name));
                 let newest = newest.unwrap_or_else(|| "none".to_owned());
-                let pool: String =
-                    self.header.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
+                let pool = units::hex(&self.header.pool_id);
                 let made = match base.made_unix_ms {
                     0 => String::new(),
                     made => format!(" made {}", answers::date(units::to_wire(made))),

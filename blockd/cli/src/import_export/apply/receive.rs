@@ -463,9 +463,7 @@ impl<'a> Receiver<'a> {
     /// Deletes older snapshots that record what came from the stream's pool.
     async fn retain(&mut self, volume: &Volume) -> Result<(), Error> {
         let Some(keep) = self.keep else { return Ok(()) };
-        let pool: String =
-            self.apply.header.pool_id[..6].iter().map(|byte| format!("{byte:02x}")).collect();
-        let (begin, mark) = (format!("{}@", volume.name), format!(".{pool}-"));
+        let (begin, mark) = (format!("{}@", volume.name), self.apply.mark_of_pool());
         let mut all = self.apply.all(volume).await?;
         all.retain(|one| {
             let is_one = one.name.starts_with(&begin) && one.name.contains(&mark);

@@ -145,7 +145,7 @@ pub(crate) struct Header {
 impl Header {
     /// The snapshot and its base by all that identifies them.
     pub(crate) fn ends(&self) -> String {
-        let pool: String = self.pool_id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let pool = blockd_media::units::hex(&self.pool_id);
         let one = |of: &Identity| format!("{}-{:x}", of.id, of.made_unix_ms);
         let base = self.base.as_ref().map_or_else(|| "none".to_owned(), one);
         format!("{pool}:{}:{base}", one(&self.snapshot))
