@@ -347,14 +347,19 @@ struct Hand {
 
 impl Hand {
     fn new(small: &Small) -> Self {
+        Self::of(0, small, small.volume)
+    }
+
+    /// The executor of a worker, for one volume.
+    fn of(worker: usize, small: &Small, volume: VolumeId) -> Self {
         let options = RingOptions { operations: 1024, arena_bytes: 4 << 20, serves: false };
         let mut ring = Ring::new(options).expect("a ring");
         let clock = Clock::start();
-        let mut executor = Executor::new(0, ring.free_bytes(), clock);
+        let mut executor = Executor::new(worker, ring.free_bytes(), clock);
         executor.add_pool(&small.pool, &mut ring).expect("a worker");
         let stats = Arc::<VolumeStats>::default();
         let its_stats = || Arc::clone(&stats);
-        let volume = executor.attach(small.pool.id(), small.volume, its_stats).expect("a volume");
+        let volume = executor.attach(small.pool.id(), volume, its_stats).expect("a volume");
         // The memory of a queue's requests is its own, as it is here.
         let flow = executor.add_flow(volume, Owner::Queue(0)).expect("a flow");
         Self { executor, ring, volume, flow, clock, stats }
@@ -427,6 +432,61 @@ fn a_write_that_would_wait_for_space_later_ends_with_its_volume() {
     hand.executor.detach(hand.volume);
     hand.executor.drop_pools();
     run(small.pool.close()).expect("an orderly close");
+}
+
+/// Two clones' workers, of which the first has a read under way of what the second then reads.
+fn joined(small: &Small) -> (Hand, Hand) {
+    let mut first = Hand::new(small);
+    first.begin(Operation::Write { fua: false }, 0, 4096);
+    let done = first.answer(3000).expect("an answer");
+    done.result.expect("a write");
+    first.free(done);
+    let snapshot = Control::Snapshot { source: small.volume, name: "s".to_owned() };
+    let Ok(Outcome::Created(snapshot)) = run(small.pool.control(snapshot)) else {
+        panic!("no snapshot");
+    };
+    let mut second = Hand::of(1, small, snapshot);
+    first.begin(Operation::Read, 0, 4096);
+    assert!(first.executor.take_done().is_none(), "the first read is answered from the cache");
+    second.begin(Operation::Read, 0, 4096);
+    assert!(second.answer(300).is_none(), "the second read does not wait for the first");
+    (first, second)
+}
+
+fn end_joined(small: &Small, (mut first, mut second): (Hand, Hand)) {
+    let done = first.answer(3000).expect("an answer");
+    first.free(done);
+    for hand in [&mut first, &mut second] {
+        hand.executor.detach(hand.volume);
+        hand.executor.drop_pools();
+    }
+    run(small.pool.close()).expect("an orderly close");
+}
+
+fn with_cache(name: &str) -> Small {
+    Small::with(name, DeviceKind::File, |spec| spec.read_cache = 16 << 20)
+}
+
+/// The media may hang under the other read, and nothing else may happen in the pool.
+#[test]
+fn a_read_waits_for_another_one_for_a_second_at_most() {
+    let small = with_cache("joined");
+    let (first, mut second) = joined(&small);
+    let done = second.answer(5000).expect("a read that goes on alone");
+    done.result.expect("a read");
+    second.free(done);
+    end_joined(&small, (first, second));
+}
+
+#[test]
+fn a_read_that_waits_for_another_one_is_answered_when_its_volume_closes() {
+    let small = with_cache("joined-and-closed");
+    let (first, mut second) = joined(&small);
+    second.executor.cancel_parked(second.volume);
+    let done = second.answer(500).expect("a read that goes on at once");
+    done.result.expect("a read");
+    second.free(done);
+    end_joined(&small, (first, second));
 }
 
 /// A worker without requests sleeps after throttled writes, which it would have retried at a

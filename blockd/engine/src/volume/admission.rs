@@ -268,8 +268,12 @@ impl Executor {
                 continue;
             }
             self.slots[at].doomed = true;
-            // It waits for a read of another client, and then goes on alone.
-            if self.slots[at].is_joined_read() {
+            // A read that waits for another client's is not to wait any more: it reads itself.
+            if self.slots[at].is_joined() {
+                let pool = self.volumes[volume.0].as_ref().map(|attached| attached.pool);
+                if let Some(pool) = pool {
+                    self.pools[pool].patience = Some(self.now);
+                }
                 continue;
             }
             if matches!(self.slots[at].state, State::Parked | State::Starved | State::Ready) {

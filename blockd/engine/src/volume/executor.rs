@@ -16,8 +16,7 @@ use blockd_media::clock::Clock;
 use super::cached::read_cached;
 use super::copy::Copies;
 use super::pools::PoolPart;
-use super::slot::{Slot, State, is_late};
-use super::waiting::MAX_SLOWED_NS;
+use super::slot::{MAX_SLOWED_NS, Slot, State, is_late};
 use crate::backing::Ring;
 use crate::block::{BlockError, Completion, Operation, Request};
 use crate::schedule::{Capacity, Defences, Scheduler, TenantId, VolumeShare};
@@ -357,7 +356,9 @@ impl Executor {
             }
             slot.reason = reason;
             slot.has_waited |= lacks_space;
-            slot.note_join(now);
+            if request.operation == Operation::Read {
+                slot.note_join(now);
+            }
             if lacks_space && attached.settings.on_full != OnFull::Error {
                 self.scheduler.set_full(attached.tenant, true);
             }
@@ -365,8 +366,7 @@ impl Executor {
                 slot.slowed_at = now;
                 attached.stats.slowed.add(1);
             }
-            let hurries_at = slot.slowed_at.saturating_add(MAX_SLOWED_NS);
-            if reason == ParkReason::Slowed && hurries_at > now {
+            if let Some(hurries_at) = slot.hurries_at().filter(|at| *at > now) {
                 part.patience = Some(part.patience.map_or(hurries_at, |at| at.min(hurries_at)));
             }
             let first = part.parked.is_empty();

@@ -10,12 +10,14 @@ use crate::schedule::{self, FlowId};
 /// rest.
 const PLAN_OPS: usize = Plan::MIN_OPS;
 
+/// How long a write is slowed down at the most: guests give a disk up after a minute or two.
+pub(super) const MAX_SLOWED_NS: u64 = 10_000_000_000;
+
 /// How long a read waits for another client's read of the same pages: that may be of a disk that
 /// hangs or fails, and all who wait would otherwise try it in turn.
 const MAX_JOINED_NS: u64 = 1_000_000_000;
 
-/// Whether another client's read, which one with `done` bytes waits for, takes long, as one that
-/// fails does: then it reads itself.
+/// Returns whether a read with `done` bytes has waited [`MAX_JOINED_NS`] for another client's.
 pub(super) fn is_late(joined: Option<(u64, u64)>, done: u64, now: u64) -> bool {
     joined.is_some_and(|(at, since)| at == done && now.saturating_sub(since) >= MAX_JOINED_NS)
 }
@@ -75,7 +77,8 @@ pub(super) struct Slot {
     pub(super) doomed: bool,
     /// Whether the request has waited for space.
     pub(super) has_waited: bool,
-    /// How many bytes were done when it last began to wait, and when that was.
+    /// How many bytes of a read were done when it began to wait for another client's read of the
+    /// same pages, and when that was.
     pub(super) joined: Option<(u64, u64)>,
     /// Cost of copies that its plan makes.
     pub(super) extra: u64,
@@ -119,18 +122,29 @@ impl Slot {
         }
     }
 
-    /// Notes that the request waits. A read only does so for another client's of the same pages.
+    /// Notes that the read waits for another client's read of the same pages.
     pub(super) fn note_join(&mut self, now: u64) {
-        if self.joined.is_none_or(|(done, _)| done != self.done) {
+        if !self.is_joined() {
             self.joined = Some((self.done, now));
         }
     }
 
-    /// Whether it is a read that waits, or has just waited, for another client's.
-    pub(super) fn is_joined_read(&self) -> bool {
-        let is_read = |one: &Request| one.operation == Operation::Read;
-        self.request.as_ref().is_some_and(is_read)
-            && self.joined.is_some_and(|(done, _)| done == self.done)
+    /// Whether the request is a read that waits, or has just waited, for another client's.
+    pub(super) fn is_joined(&self) -> bool {
+        self.joined.is_some_and(|(done, _)| done == self.done)
+    }
+
+    /// The time from which a write that is slowed down, or a joined read, waits no longer.
+    pub(super) fn hurries_at(&self) -> Option<u64> {
+        match (self.reason, self.joined) {
+            (ParkReason::Slowed, _) if self.slowed_at > 0 => {
+                Some(self.slowed_at.saturating_add(MAX_SLOWED_NS))
+            }
+            (ParkReason::InFlight, Some((done, since))) if done == self.done => {
+                Some(since.saturating_add(MAX_JOINED_NS))
+            }
+            _ => None,
+        }
     }
 
     /// Takes a request.

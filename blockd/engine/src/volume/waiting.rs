@@ -9,8 +9,6 @@ use super::slot::State;
 use crate::backing::Ring;
 use crate::block::BlockError;
 
-/// How long a write is slowed down at the most: guests give a disk up after a minute or two.
-pub(super) const MAX_SLOWED_NS: u64 = 10_000_000_000;
 /// How often what waits is looked at, to say for how long it has.
 const LOOK_NS: u64 = 1_000_000_000;
 
@@ -63,7 +61,8 @@ impl Executor {
         for _ in 0..self.pools[pool].parked.len() {
             let Some(at) = self.pools[pool].parked.pop_front() else { break };
             let (volume, reason) = (self.slots[at].volume, self.slots[at].reason);
-            let hurries = self.hurries_at(at).is_some_and(|hurries_at| hurries_at <= self.now);
+            let hurries =
+                self.slots[at].hurries_at().is_some_and(|hurries_at| hurries_at <= self.now);
             if wants(reason) && !hurries && refused.contains(&volume) {
                 self.pools[pool].parked.push_back(at);
                 self.note_patience(at);
@@ -80,15 +79,8 @@ impl Executor {
         self.refused = refused;
     }
 
-    /// When a write that is slowed down has been so for long enough.
-    fn hurries_at(&self, at: usize) -> Option<u64> {
-        let slot = &self.slots[at];
-        let slowed = slot.reason == ParkReason::Slowed && slot.slowed_at > 0;
-        slowed.then(|| slot.slowed_at.saturating_add(MAX_SLOWED_NS))
-    }
-
     fn note_patience(&mut self, at: usize) {
-        let Some(until) = self.hurries_at(at) else { return };
+        let Some(until) = self.slots[at].hurries_at() else { return };
         let Some(attached) = &self.volumes[self.slots[at].volume] else { return };
         if until <= self.now {
             // It has been tried.
