@@ -410,8 +410,28 @@ mod tests {
             let mut reader = Reader::begin(bytes.as_slice(), "file").unwrap();
             reader.next().unwrap();
             let problem = reader.next().unwrap_err().to_string();
-            assert!(problem.contains("a record, the 2., that no version"), "{problem}");
+            assert!(problem.contains("a record, number 2, that no version"), "{problem}");
             assert_eq!(reader.at(), 8192);
+            assert!(reader.is_strange());
+        }
+    }
+
+    #[test]
+    fn one_bit_that_changes_leaves_what_came_before_to_be_believed() {
+        let data = [7; 4096];
+        let mut bytes = header().encode().to_vec();
+        for offset in [0, 4096] {
+            bytes.extend(head(DATA, offset, 4096, &data));
+            bytes.extend(data);
+        }
+        let second = HEADER_BYTES + HEAD_BYTES + 4096;
+        for bit in 0..8 * HEAD_BYTES {
+            let mut changed = bytes.clone();
+            changed[second + bit / 8] ^= 1 << (bit % 8);
+            let mut reader = Reader::begin(changed.as_slice(), "file").unwrap();
+            reader.next().unwrap();
+            assert!(reader.next().is_err(), "bit {bit} can be changed");
+            assert!(reader.at() == 4096 && !reader.is_strange(), "bit {bit}");
         }
     }
 

@@ -93,20 +93,21 @@ impl<R: Read> Reader<R> {
         let mut head = [0; HEAD_BYTES];
         self.take(&mut head)?;
         let (kind, first, second) = (u32_at(&head, 0), u64_at(&head, 8), u64_at(&head, 16));
-        // How much data follows is believed only where it can't do harm; then the sum decides.
+        // How much data follows is believed only where it can't do harm; then the sum decides. Until
+        // then a record of another form is one that was damaged.
         let mut data = Vec::new();
         let (second, stored) = match kind {
             DATA => (second, second),
             // A frame that is not shorter than its data is written as data.
             COMPRESSED if self.header.is_compressed => (u32_at(&head, 16).into(), second >> 32),
-            COMPRESSED => return Err(self.strange()),
+            COMPRESSED => return Err(self.unknown_record()),
             _ => (second, 0),
         };
         let is_data = kind == DATA || kind == COMPRESSED;
         if is_data {
             let len = usize::try_from(stored).ok().filter(|len| *len <= MAX_DATA_BYTES);
             let (Some(len), ..=MAX_RECORD_BYTES) = (len, second) else {
-                return Err(self.strange());
+                return Err(self.unknown_record());
             };
             data.resize(len, 0);
             self.take(&mut data)?;
@@ -175,13 +176,16 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
+    /// An error that the checksums do not explain: see [`Self::is_strange`].
     fn strange(&mut self) -> Error {
         self.is_strange = true;
+        self.unknown_record()
+    }
+
+    fn unknown_record(&self) -> Error {
         let number = self.record_count + 1;
-        corrupt(
-            &self.name,
-            &format!("has a record, the {number}., that no version of blockd writes"),
-        )
+        let problem = format!("has a record, number {number}, that no version of blockd writes");
+        corrupt(&self.name, &problem)
     }
 }
 
