@@ -1,10 +1,11 @@
 //! The receiver of a stream, at the other end of a TCP connection.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockd_api::v1::Volume;
-use blockd_media::error::{Error, ErrorKind};
+use blockd_media::error::Error;
 use blockd_media::names::check_new_name;
 
 use super::{blocking, interruptible};
@@ -78,9 +79,12 @@ impl Remote {
         }
     }
 
-    /// The same error, which ends an attempt as that of the connection if it is one of IO.
+    /// The same error, which ends an attempt as that of the connection if it broke. A peer of
+    /// another kind, or with a certificate that does not fit, is the same at the next attempt.
     fn cut(&self, error: Error) -> Error {
-        self.is_cut.fetch_or(error.kind() == ErrorKind::Io, Ordering::Relaxed);
+        let lasts = |kind| matches!(kind, io::ErrorKind::Other | io::ErrorKind::InvalidData);
+        let is_cut = matches!(&error, Error::Io { source, .. } if !lasts(source.kind()));
+        self.is_cut.fetch_or(is_cut, Ordering::Relaxed);
         error
     }
 

@@ -374,7 +374,8 @@ impl Outgoing {
         let len = u32::try_from(data.len()).map_err(io::Error::other)?;
         if link.is_readable() {
             // It is read by the owner of the link.
-            return Err(io::Error::other("the receiver has ended the transfer"));
+            let text = "the receiver has ended the transfer";
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, text));
         }
         if len > 0 {
             link.put(&len.to_le_bytes())?;
