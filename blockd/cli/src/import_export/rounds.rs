@@ -286,10 +286,11 @@ impl<'a> Rounds<'a> {
             return Ok(());
         }
         let attached = if volume.attached { "is attached again" } else { "is detached" };
-        let changed = changed.map_or_else(
-            || "has another content".to_owned(),
-            |bytes| format!("was written in {bytes} bytes"),
-        );
+        let changed = match changed {
+            None => "has another content".to_owned(),
+            Some(0) => "was not written".to_owned(),
+            Some(bytes) => format!("was written in {bytes} bytes"),
+        };
         let problem = format!(
             "{attached}, and {changed} since {}, which {} has, attached: go on with one of the two",
             shown(&last.name),
