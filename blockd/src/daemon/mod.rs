@@ -279,11 +279,12 @@ impl Daemon {
         }
         self.workers.drain(limit).await;
         let closed = tokio::time::timeout(limit, self.control.close_pools()).await;
-        closed.unwrap_or_else(|_| {
+        let closed = closed.unwrap_or_else(|_| {
             let problem = format!("were not closed within {} s", limit.as_secs());
             Err(Error::in_use("pools", problem))
-        })?;
+        });
         self.control.end_ready_devices().await;
+        closed?;
         tracing::info!("stopped");
         Ok(())
     }

@@ -229,11 +229,18 @@ impl Kit {
         Ok(request.flags)
     }
 
-    /// Whether the device is there as it was added ahead of need. Another program may have deleted
-    /// it, and its number may be that of a device in use.
-    pub(super) fn is_still_spare(&self, seat: &mut Seat, mark: Mark) -> bool {
-        let info = seat.command("GET_DEV_INFO", |it| it.refresh());
-        info.is_ok_and(|it| it.state == DeviceState::Dead && it.mark == mark.to_bits())
+    /// Returns whether the device is there as it was added ahead of need. Another program may have
+    /// deleted it, and its number may be that of a device in use.
+    pub(super) fn is_still_spare(seat: &mut Seat, mark: Mark) -> Result<bool, DeviceError> {
+        match seat.command("GET_DEV_INFO", |it| it.refresh()) {
+            Ok(info) => Ok(info.state == DeviceState::Dead && info.mark == mark.to_bits()),
+            Err(DeviceError::Refused { source, .. })
+                if source.raw_os_error() == Some(libc::ENODEV) =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Starts a device that was added. Leaves nothing behind when that fails.

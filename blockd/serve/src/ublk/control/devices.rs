@@ -188,7 +188,7 @@ impl Devices {
             let spare = self.stock.take(self.kit.shape(spec))?;
             let (kit, wanted) = (self.kit.clone(), spec.clone());
             let work = move |seat: &mut _| {
-                let is_there = kit.is_still_spare(seat, spare.mark);
+                let is_there = Kit::is_still_spare(seat, spare.mark)?;
                 is_there.then(|| kit.start(seat, &wanted, spare.asked)).transpose()
             };
             match self.counted(spare.thread.run(COMMAND_LIMIT, work, self.undoing())) {
@@ -221,7 +221,7 @@ impl Devices {
         }
     }
 
-    /// Adds a device, for which ready ones make room where the driver has a limit.
+    /// Adds a device, and deletes ready ones while the driver's limit is reached.
     fn with_room<T>(&self, add: impl Fn() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         loop {
             let added = add();

@@ -18,8 +18,9 @@ use super::seat::{COMMAND_LIMIT, DeviceThread, Patience, STACK_BYTES, Seat, keep
 /// How long attachments come first: the kernel adds and starts one device at a time.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How long the end of the daemon may take for them: each deletion takes milliseconds.
-const END_LIMIT: Duration = Duration::from_secs(10);
+/// How long the end of the daemon may take for them, and once more for one whose deletion hangs.
+/// Each takes milliseconds.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// A device that was added and not started.
 pub(super) struct Spare {
@@ -83,12 +84,15 @@ impl Stock {
 
     /// Deletes a ready device, to make room where the driver has a limit. True if there was one.
     pub(super) fn give_up_one(&self) -> bool {
-        loop {
+        // The caller waits: a driver that hangs is not asked again for each of them.
+        let patience = Patience::new(COMMAND_LIMIT);
+        while !patience.is_over() {
             let Some(spare) = self.0.state.lock().spares.pop_front() else { return false };
-            if self.0.delete(spare) {
+            if self.0.delete(spare, COMMAND_LIMIT) {
                 return true;
             }
         }
+        false
     }
 
     /// Adds what is missing, on a thread of its own.
@@ -105,8 +109,8 @@ impl Stock {
         }
     }
 
-    /// Deletes all of them for good, within [`END_LIMIT`] and a command. The next start of the
-    /// daemon deletes those that are left.
+    /// Deletes all of them for good, within twice [`END_LIMIT`]. The next start of the daemon
+    /// deletes those that are left.
     pub(super) fn end(&self) {
         let spares = {
             let mut state = self.0.state.lock();
@@ -119,7 +123,7 @@ impl Stock {
                 tracing::warn!("block devices that were ready are left to the next start");
                 return;
             }
-            self.0.delete(spare);
+            self.0.delete(spare, END_LIMIT);
         }
     }
 }
@@ -158,7 +162,7 @@ impl Shared {
     /// Adds what is missing, and deletes devices of a form that is not wanted any more.
     fn add_all(&self) -> Result<(), DeviceError> {
         while let Some(spare) = self.stale() {
-            self.delete(spare);
+            self.delete(spare, COMMAND_LIMIT);
         }
         while self.is_short() {
             let shape = self.state.lock().shape;
@@ -166,7 +170,7 @@ impl Shared {
             let mut state = self.state.lock();
             if state.has_ended {
                 drop(state);
-                self.delete(added);
+                self.delete(added, COMMAND_LIMIT);
                 break;
             }
             state.spares.push_back(added);
@@ -201,16 +205,16 @@ impl Shared {
     }
 
     /// True if it is gone.
-    fn delete(&self, spare: Spare) -> bool {
+    fn delete(&self, spare: Spare, limit: Duration) -> bool {
         let kit = self.kit.clone();
         let work = move |seat: &mut Seat| {
-            let is_ours = kit.is_still_spare(seat, spare.mark);
+            let is_ours = Kit::is_still_spare(seat, spare.mark)?;
             if is_ours {
                 kit.take_down(seat, false)?;
             }
             Ok(is_ours)
         };
-        spare.thread.run(COMMAND_LIMIT, work, keep).unwrap_or_else(|error| {
+        spare.thread.run(limit, work, keep).unwrap_or_else(|error| {
             tracing::warn!(%error, "a block device that was ready stays");
             false
         })
