@@ -1,5 +1,5 @@
-//! Sizes and identities as people write them. Whole bytes throughout: no floating point, no rounding on the way
-//! in.
+//! Sizes and identities as people write them. Whole bytes throughout: no floating point, no
+//! rounding on the way in.
 
 use crate::error::Error;
 

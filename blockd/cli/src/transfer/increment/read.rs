@@ -93,8 +93,8 @@ impl<R: Read> Reader<R> {
         let mut head = [0; HEAD_BYTES];
         self.take(&mut head)?;
         let (kind, first, second) = (u32_at(&head, 0), u64_at(&head, 8), u64_at(&head, 16));
-        // How much data follows is believed only where it can't do harm; then the sum decides. Until
-        // then a record of another form is one that was damaged.
+        // How much data follows is believed only where it can't do harm; then the sum decides.
+        // Until then a record of another form is one that was damaged.
         let mut data = Vec::new();
         let (second, stored) = match kind {
             DATA => (second, second),
