@@ -219,8 +219,9 @@ impl Engine {
         true
     }
 
-    /// Has the pages of a checkpoint ready before its cut: an extent that is taken later may be one
-    /// that it cannot use. Many new volumes at once need more than was made ahead of demand.
+    /// Takes the pages that the next checkpoint needs, before its cut: an extent that is taken
+    /// later may be one that it cannot use. Many new volumes at once need more than was made ahead
+    /// of demand. Space that is set aside serves too: without the pages the pool would fail.
     pub(super) fn take_pages_to_write(&mut self) {
         loop {
             let free = self.pages.free_pages();
