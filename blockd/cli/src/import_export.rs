@@ -29,7 +29,8 @@ use super::transfer::{Stop, qemu};
 use super::{amount, answers};
 
 /// Waits for a transfer. Ctrl-C and SIGTERM end it in order: it is stopped, and then still waited
-/// for. So does one that came earlier, behind the first call: it ends no process any more.
+/// for. A signal between two calls counts for the next one, since the first call has taken its
+/// default action away, which is to end the process.
 async fn interruptible<T>(
     stop: &Arc<Stop>,
     work: impl Future<Output = Result<T, Error>>,

@@ -131,6 +131,19 @@ impl Stream {
 }
 
 impl Export {
+    /// A whole backup.
+    pub(super) fn backup(name: &str, file: &Path, pool: &str, reconnect: Duration) -> Self {
+        Self {
+            name: name.to_owned(),
+            file: file.to_owned(),
+            format: Some(Format::Backup),
+            since: None,
+            pool: pool.to_owned(),
+            force: false,
+            reconnect,
+        }
+    }
+
     pub(crate) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name].into_iter().chain(&mut self.since))?;
         let answer = self.write(context, &Stream::default()).await?;

@@ -1,7 +1,7 @@
 //! The receiver of a stream, at the other end of a TCP connection.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockd_api::v1::Volume;
@@ -27,8 +27,10 @@ pub(super) struct Remote {
     tls: TlsArguments,
     /// The connection has failed since the last [`Remote::is_cut`], and nothing else.
     is_cut: Arc<AtomicBool>,
-    /// A transfer has begun behind all before since the last [`Remote::has_advanced`].
-    has_advanced: Arc<AtomicBool>,
+    /// A transfer has begun since the last [`Remote::has_begun`].
+    has_begun: Arc<AtomicBool>,
+    /// Transfers in a row that began no farther than one before them.
+    in_vain: Arc<AtomicU32>,
     /// The farthest offset where one has begun; none before the first.
     begun_at: Arc<Mutex<Option<u64>>>,
 }
@@ -55,7 +57,8 @@ impl Remote {
             attach,
             tls: tls.clone(),
             is_cut: Arc::default(),
-            has_advanced: Arc::default(),
+            has_begun: Arc::default(),
+            in_vain: Arc::default(),
             begun_at: Arc::default(),
         }))
     }
@@ -65,18 +68,25 @@ impl Remote {
         self.is_cut.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether the receiver had more at the begin of a transfer than it ever had before, since the
-    /// last call. It has at the first one, whatever it has.
-    pub(super) fn has_advanced(&self) -> bool {
-        self.has_advanced.swap(false, Ordering::Relaxed)
+    /// Whether a transfer has begun since the last call.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun.swap(false, Ordering::Relaxed)
+    }
+
+    /// How many transfers in a row began no farther than one before them.
+    pub(super) fn in_vain(&self) -> u32 {
+        self.in_vain.load(Ordering::Relaxed)
     }
 
     fn begins_at(&self, offset: u64) {
         let mut begun_at = self.begun_at.lock().unwrap_or_else(PoisonError::into_inner);
         if *begun_at < Some(offset) {
             *begun_at = Some(offset);
-            self.has_advanced.store(true, Ordering::Relaxed);
+            self.in_vain.store(0, Ordering::Relaxed);
+        } else {
+            self.in_vain.fetch_add(1, Ordering::Relaxed);
         }
+        self.has_begun.store(true, Ordering::Relaxed);
     }
 
     /// The same error, which ends an attempt as that of the connection if it broke. A peer of

@@ -1,6 +1,7 @@
 //! `blockd move` and `blockd replicate`: snapshots of a volume that are sent one after the other,
 //! each since the one before.
 
+use std::path::Path;
 use std::time::Duration;
 
 use blockd_api::v1::{
@@ -18,7 +19,6 @@ use super::send::{level, send};
 use crate::client::Client;
 use crate::duration::duration;
 use crate::labels::Pairs;
-use crate::transfer::format::Format;
 use crate::transfer::link::TlsArguments;
 use crate::{Context, answers, names, set};
 
@@ -251,14 +251,10 @@ impl<'a> Rounds<'a> {
 
     async fn send(&mut self, snapshot: Volume, is_last: bool) -> Result<u64, Error> {
         let since = self.sent.last().map(|one| one.name.clone());
+        let (target, pool) = (Path::new(&self.to.target), &self.to.pool);
         let export = Export {
-            name: snapshot.name.clone(),
-            file: self.to.target.clone().into(),
-            format: Some(Format::Backup),
             since: since.clone(),
-            pool: self.to.pool.clone(),
-            force: false,
-            reconnect: self.to.reconnect,
+            ..Export::backup(&snapshot.name, target, pool, self.to.reconnect)
         };
         let remote = Remote::parse(&self.to.target, is_last, &self.to.tls)?;
         let stream = Stream { resume: None, level: self.to.compress, remote };

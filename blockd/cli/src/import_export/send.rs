@@ -16,7 +16,6 @@ use super::remote::Remote;
 use crate::client::Client;
 use crate::duration::duration;
 use crate::transfer::Stop;
-use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, LEVELS, Position};
 use crate::transfer::link::TlsArguments;
 use crate::{Context, amount, answers, names};
@@ -26,6 +25,10 @@ const DEFAULT_LEVEL: i32 = 3;
 
 /// Between two attempts to reach a receiver.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// Transfers in a row that begin where an earlier one did before a sender gives up. Each of them
+/// may last long, and is cut off before the receiver has made anything durable.
+const MOST_IN_VAIN: u32 = 10;
 
 /// Send a snapshot to `blockd receive`, as a whole or since an earlier one
 ///
@@ -108,13 +111,9 @@ impl Send {
         }
         let stream = Stream { resume: self.resume.clone(), level: self.compress, remote };
         let export = Export {
-            name: self.name.clone(),
-            file: self.target.clone(),
-            format: Some(Format::Backup),
             since: self.since.clone(),
-            pool: self.pool.clone(),
             force: self.force,
-            reconnect: self.reconnect,
+            ..Export::backup(&self.name, &self.target, &self.pool, self.reconnect)
         };
         if !self.dry_run {
             let answer = send(&export, context, &stream).await?;
@@ -147,11 +146,12 @@ pub(super) async fn send(
     loop {
         let sent = export.write(context, stream).await;
         let (Some(remote), Err(error)) = (&stream.remote, &sent) else { return sent };
-        // Attempts that come no further are not made for ever.
-        if remote.has_advanced() {
+        // Time with a connection does not count. Transfers that come no farther do.
+        if remote.has_begun() {
             clock = Clock::start();
         }
-        if !remote.is_cut() || clock.elapsed() >= export.reconnect {
+        let is_over = clock.elapsed() >= export.reconnect || remote.in_vain() >= MOST_IN_VAIN;
+        if !remote.is_cut() || is_over {
             return sent;
         }
         eprintln!("blockd: {error}; trying again");

@@ -301,7 +301,11 @@ impl<'a> Receiver<'a> {
                 configure: Some(configure),
                 ..Default::default()
             };
-            return answers::volume(self.apply.client.add_volume(request).await?.volume);
+            let made = self.apply.client.add_volume(request).await?;
+            if !made.created {
+                return Err(claimed_by_another(&self.apply));
+            }
+            return answers::volume(made.volume);
         };
         let names = vec![name];
         let request = CloneVolumesRequest { pool, snapshot, names, labels, ..Default::default() };

@@ -11,7 +11,7 @@ use blockd_media::clock::Clock;
 
 use crate::transfer::Stop;
 
-/// Until when a socket works, for its link to set.
+/// The time until which a socket works. Its link sets it.
 #[derive(Clone, Debug)]
 pub(super) struct Until {
     clock: Clock,
@@ -25,7 +25,7 @@ impl Until {
         Self { clock: Clock::start(), ns: Arc::default(), stop: Arc::clone(stop) }
     }
 
-    /// From now on for this long.
+    /// Sets it to this long from now.
     pub(super) fn set(&self, limit: Duration) {
         let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         self.ns.store(self.clock.ns().saturating_add(limit), Ordering::Relaxed);
