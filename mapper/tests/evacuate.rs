@@ -195,7 +195,8 @@ fn a_device_that_stays_after_all_is_used_again() {
     remove(&mut rig, 1);
     assert!(rig.engine.space().free < free);
     let keep = |device| Control::KeepDevice { device };
-    assert!(matches!(rig.control(keep(2)), Err(MapperError::Invalid { field: "device", .. })));
+    assert!(matches!(rig.control(keep(3)), Err(MapperError::Invalid { field: "device", .. })));
+    assert_eq!(rig.control(keep(2)), Ok(Outcome::Unchanged));
     assert_eq!(rig.control(keep(1)), Ok(Outcome::Kept));
     assert_eq!((rig.engine.evacuation_status().device, rig.engine.space().total), (None, total));
     expect(&mut rig, &all);

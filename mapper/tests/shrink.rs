@@ -367,3 +367,36 @@ fn what_an_idle_volume_holds_behind_the_new_end_is_taken_back() {
     }
     assert!(shrunk > 10, "{shrunk} sizes were possible");
 }
+
+/// An operator may ask for it at any moment, also when a device has shrunk just now.
+#[test]
+fn that_a_device_keeps_its_size_can_be_asked_at_each_step_of_its_shrinking() {
+    let (mut kept, mut unchanged) = (0, 0);
+    for steps in 0.. {
+        let mut rig = open(&[4 * MIB, 16 * MIB], Tuning::default());
+        let id = rig.create("a", 8 << 20);
+        let volume = rig.attach(id);
+        rig.write(&volume, 0, &data(1, 4 * MIB)).unwrap();
+        rig.control(shrink(1, 12 * MIB)).unwrap();
+        let mut left = steps;
+        while left > 0 && rig.engine.evacuation_status().device.is_some() {
+            match rig.engine.poll(rig.now) {
+                Some(mut command) => {
+                    rig.media.run(&mut command);
+                    rig.engine.complete(command, Ok(()));
+                    left -= 1;
+                }
+                None => rig.now += 100_000_000,
+            }
+        }
+        match rig.control(Control::KeepDevice { device: 1 }) {
+            Ok(Outcome::Kept) => kept += 1,
+            Ok(Outcome::Unchanged) => unchanged += 1,
+            other => panic!("step {steps}: {other:?}"),
+        }
+        if left > 0 {
+            break;
+        }
+    }
+    assert!(kept > 0 && unchanged > 1, "{kept} {unchanged}");
+}

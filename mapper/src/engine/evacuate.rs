@@ -323,15 +323,18 @@ impl Engine {
         }
     }
 
-    /// A device that is leaving stays in the pool, or one that shrinks keeps its size.
+    /// A device that is leaving stays in the pool, or one that shrinks keeps its size. One whose
+    /// last checkpoint is being written is beyond that, as is one that has left or shrunk.
     pub(super) fn keep_device(&mut self, id: ControlId, device: u8) {
         let at = usize::from(device);
+        let mut records = self.superblock.devices.as_slice().to_vec();
+        if at >= records.len() {
+            return self.end(id, Err(invalid_device(at, "the position of a device of the pool")));
+        }
         let leaving = self.superblock.devices.leaving().map(|leaving| leaving.device);
         if leaving != Some(at) || self.evacuation.last.is_some() {
-            let allowed = "the position of the device that is leaving or shrinking";
-            return self.end(id, Err(invalid_device(at, allowed)));
+            return self.end_when_durable(id, Outcome::Unchanged);
         }
-        let mut records = self.superblock.devices.as_slice().to_vec();
         (records[at].state, records[at].keeps) = (DeviceState::InUse, 0);
         self.controls.devices = DeviceTable::new(&records);
         self.begin_checkpoint_for(id, Outcome::Kept);
