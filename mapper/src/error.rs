@@ -112,6 +112,9 @@ pub enum MapperError {
         /// How many there may be.
         limit: u64,
     },
+    /// The memory of the delta ring can't be had: its folder is full.
+    #[error("no memory for the delta ring: its folder is full")]
+    NoRingMemory,
     /// Not enough space for a request, in bytes.
     #[error("no space: {needed} bytes needed, {free} bytes free")]
     NoSpace {

@@ -6,25 +6,43 @@
 //! stored last, with Release, and over an old record whose position was another one: so whatever
 //! prefix of the stores a killed process left, the record is there as a whole or isn't there.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use self::recovery::{Group, check_header, corrupt, header};
 use crate::error::MapperError;
 use crate::format::record::Change;
 use crate::format::ring::{
-    HEADER_WORDS, LINE_WORDS, MAGIC, MAX_CAPACITY, MAX_SLOTS, MIN_CAPACITY, R_POSITION, R_SUM,
-    RECORD_WORDS, W_CURRENT, W_MAGIC, W_NEXT, W_POISONED, body, record_sum, seed,
+    HEADER_WORDS, LINE_WORDS, MAGIC, MAX_CAPACITY, MIN_CAPACITY, R_POSITION, R_SUM, RECORD_WORDS,
+    W_CURRENT, W_MAGIC, W_NEXT, W_POISONED, body, record_sum, seed,
 };
 use crate::format::{FormatError, PoolId, Problem};
 use crate::sync::{AtomicU64, CachePadded, Ordering};
 use crate::units::Lsn;
 
-pub use crate::format::ring::{Dropped, words_needed};
+pub use crate::format::ring::{Dropped, MAX_SLOTS, words_needed};
 
-/// Memory that outlives the process: the caller maps it and keeps it mapped.
+/// Memory that outlives the process: the caller maps it and keeps it mapped. There may be none yet
+/// behind slots that nothing was stored to; the words up to them are always there.
 pub trait RingMemory: Send + Sync + std::fmt::Debug {
     /// All words of it, the same ones at each call.
     fn words(&self) -> &[AtomicU64];
+
+    /// Makes zeroes of these words.
+    fn clear(&self, words: Range<usize>) {
+        self.words()[words].iter().for_each(|word| put(word, 0, Ordering::Relaxed));
+    }
+
+    /// Has memory behind these words, whatever they hold, so that they can be stored to. False if
+    /// there is too little.
+    fn prepare(&self, _words: Range<usize>) -> bool {
+        true
+    }
+
+    /// Whether one of these words may be other than zero. Where none is, they need not be loaded.
+    fn holds(&self, _words: Range<usize>) -> bool {
+        true
+    }
 }
 
 /// A ring's memory on the heap: for tests, and for pools that may lose unflushed data.
@@ -41,8 +59,14 @@ impl VecRingMemory {
     /// Returns a copy of another memory's present content: adopting a ring repairs it, and a reader
     /// must not change it.
     pub(crate) fn copy_of(memory: &dyn RingMemory) -> Self {
-        let word = |word: &AtomicU64| AtomicU64::new(word.load(Ordering::Acquire));
-        Self(memory.words().iter().map(word).collect())
+        let parts = memory.words().chunks(PAGE_WORDS).enumerate();
+        let copies = parts.flat_map(|(number, part)| {
+            let first = number * PAGE_WORDS;
+            let holds = memory.holds(first..first + part.len());
+            let copy = move |word: &AtomicU64| if holds { word.load(Ordering::Acquire) } else { 0 };
+            part.iter().map(move |word| AtomicU64::new(copy(word)))
+        });
+        Self(copies.collect())
     }
 }
 
@@ -77,6 +101,9 @@ pub enum RingProblem {
     #[error(transparent)]
     Corrupt(#[from] FormatError),
 }
+
+/// Words of a page of 4 KiB, in which memory is there or not.
+const PAGE_WORDS: usize = 512;
 
 /// A flush failed while requests were served.
 const POISONED: u64 = 1;
@@ -142,9 +169,11 @@ impl DeltaRing {
         }
         // Without its magic it is no ring, until the last store makes it one.
         put(&words[W_MAGIC], 0, Ordering::Release);
-        for word in &words[1..needed] {
+        let cells = line(slots);
+        for word in &words[1..cells] {
             put(word, 0, Ordering::Relaxed);
         }
+        memory.clear(cells..needed);
         for slot in 0..slots {
             put(&words[line(slot)], 1, Ordering::Relaxed);
         }
@@ -170,6 +199,12 @@ impl DeltaRing {
             ring.forget(slot, scan);
         }
         Ok(ring)
+    }
+
+    /// Has memory for a slot. False if there is too little: nothing may be published in it then.
+    #[must_use]
+    pub fn prepare(&self, slot: usize) -> bool {
+        self.memory.prepare(self.cells(slot))
     }
 
     /// The open that the ring serves.
@@ -352,13 +387,18 @@ impl DeltaRing {
         Self { memory, slots, capacity, seed: seed(pool_id), producers }
     }
 
+    /// The words of a slot's records.
+    fn cells(&self, slot: usize) -> Range<usize> {
+        self.cell(slot, 1)..self.cell(slot, self.capacity) + RECORD_WORDS
+    }
+
     /// First word of the record at a position.
     #[inline]
     fn cell(&self, slot: usize, position: u64) -> usize {
         let cell = slot as u64 * self.capacity + position.wrapping_sub(1) % self.capacity;
         #[expect(clippy::cast_possible_truncation, reason = "at most 2^32, and usize has 64 bits")]
         let cell = cell as usize;
-        HEADER_WORDS + self.slots * LINE_WORDS + cell * RECORD_WORDS
+        line(self.slots) + cell * RECORD_WORDS
     }
 }
 
@@ -381,7 +421,7 @@ pub(crate) fn poison_was_reported(memory: &dyn RingMemory) -> bool {
     memory.words().get(W_POISONED).is_some_and(|word| word.load(Ordering::Acquire) == POISONED)
 }
 
-/// Where a slot's trim position lies.
+/// Where a slot's trim position lies; that of one more than there are is where the records begin.
 const fn line(slot: usize) -> usize {
     HEADER_WORDS + slot * LINE_WORDS
 }

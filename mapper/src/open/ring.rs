@@ -94,8 +94,18 @@ impl Opening {
         }
     }
 
-    /// Decides whether the ring belongs to the state on the media (R14, R8).
+    /// Decides whether the ring belongs to the state on the media (R14, R8). The engine's slot, the
+    /// last, has its memory; those of workers get it with them.
     pub(super) fn take_ring(&mut self, superblock: &Superblock) -> Result<DeltaRing, MapperError> {
+        let ring = self.chosen_ring(superblock)?;
+        if ring.prepare(self.options.tuning.workers) {
+            Ok(ring)
+        } else {
+            Err(MapperError::NoRingMemory)
+        }
+    }
+
+    fn chosen_ring(&mut self, superblock: &Superblock) -> Result<DeltaRing, MapperError> {
         let slots = self.options.tuning.workers + 1;
         let boot_id = self.options.boot_id;
         let fresh = |memory: Arc<dyn RingMemory>| {

@@ -1,6 +1,8 @@
 //! Reads a ring, and determines the state in which a former process left it.
 
-use super::{DeltaRing, RingProblem, RingRecord, put};
+use std::ops::Range;
+
+use super::{DeltaRing, PAGE_WORDS, RingProblem, RingRecord, put};
 use crate::format::record::{self, MAX_SINGLE_UNITS, MAX_UNITS, UNIT_SIZE};
 use crate::format::ring::Dropped;
 use crate::format::ring::{
@@ -102,7 +104,12 @@ impl DeltaRing {
             return Err(corrupt(Problem::field("trim position", trim, "from 1 to 2^63"), slot, 0));
         }
         let mut next = trim;
+        // A slot that was never used has no memory, and gets none.
+        let is_unused = trim == 1 && !self.memory.holds(page_of(self.cell(slot, 1)));
         let partial = loop {
+            if is_unused {
+                break 0;
+            }
             match self.group(slot, next, trim + self.capacity)? {
                 Group::Whole(record) => {
                     next += record.units;
@@ -119,8 +126,15 @@ impl DeltaRing {
     /// A record beyond the first gap was answered and can't be reached: that must not go unseen.
     fn check_beyond(&self, slot: usize, trim: u64, scan: Scan) -> Result<(), RingProblem> {
         let last = scan.head + scan.partial;
+        let mut page = 0..0;
+        let mut holds = false;
         for cell in 1..=self.capacity {
-            let Some(body) = self.load(slot, cell) else { continue };
+            let word = self.cell(slot, cell);
+            if !page.contains(&word) {
+                page = page_of(word);
+                holds = self.memory.holds(page.clone());
+            }
+            let Some(body) = holds.then(|| self.load(slot, cell)).flatten() else { continue };
             let position = body[R_POSITION];
             if position > last {
                 let problem = Problem::field("position", position, "without a gap before it");
@@ -147,6 +161,12 @@ impl DeltaRing {
             put(sum, !sum.load(Ordering::Relaxed), Ordering::Release);
         }
     }
+}
+
+/// The words of the page of 4 KiB that this one lies in. No record lies in two of them.
+const fn page_of(word: usize) -> Range<usize> {
+    let first = word / PAGE_WORDS * PAGE_WORDS;
+    first..first + PAGE_WORDS
 }
 
 /// The words of the header that never change.

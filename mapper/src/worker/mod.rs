@@ -48,6 +48,9 @@ impl Pool {
         let slot = (0..limit)
             .find(|slot| *taken & (1 << slot) == 0)
             .ok_or(MapperError::Limit { what: "workers", limit: limit as u64 })?;
+        if !self.ring.prepare(slot) {
+            return Err(MapperError::NoRingMemory);
+        }
         *taken |= 1 << slot;
         Ok(Worker {
             pool: Arc::clone(self),

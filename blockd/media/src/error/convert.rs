@@ -75,6 +75,7 @@ impl From<MapperError> for Error {
                 Self::NoSpace { what: "pool".to_owned(), needed, free }
             }
             MapperError::ReadOnly => Self::in_use("pool", "is read-only"),
+            MapperError::NoRingMemory => Self::io("delta ring", io::ErrorKind::StorageFull.into()),
             MapperError::Limit { what, limit } => {
                 Self::in_use(what, format!("are at their limit of {limit}"))
             }
