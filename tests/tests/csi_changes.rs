@@ -21,6 +21,8 @@ use tonic::{Code, Request};
 const MIB: i64 = 1 << 20;
 /// The logical block of volumes in a file.
 const BLOCK: u64 = 512;
+/// Bytes of which a pool knows whether they were written.
+const SUB_BLOCK: u32 = 4096;
 /// Bytes of one read.
 const STEP: usize = 1 << 20;
 
@@ -442,4 +444,64 @@ fn a_group_is_one_moment_of_all_its_volumes() {
         last = second;
     }
     println!("{} groups, {written} numbers written, the last group has {last}", groups.len());
+}
+
+/// As a mover of backups does: each snapshot's ranges go from the snapshot into a volume elsewhere,
+/// here a new one. Where a family shares all of it, what is listed is what was written.
+#[test]
+fn a_volume_is_restored_from_as_many_bytes_as_were_written() {
+    const WRITES: u16 = 200;
+    let rig = Rig::start("restore", &Settings::default()).unwrap();
+    let driver = rig.plugin.driver().unwrap();
+    let mut rng = Rng::with_seed(11);
+    let source = volume(&driver, "source", 64 * MIB);
+    with(&rig, &source, |connection| {
+        let mut data = vec![0; STEP];
+        for at in (0..connection.size).step_by(STEP) {
+            rng.fill(&mut data);
+            connection.write(at, &data).unwrap();
+        }
+        connection.flush().unwrap();
+    });
+    let copy = volume(&driver, "copy", 64 * MIB);
+    let mut base = None::<String>;
+    for round in 0..3 {
+        if round > 0 {
+            with(&rig, &source, |connection| {
+                let blocks = connection.size / u64::from(SUB_BLOCK);
+                let mut places: Vec<u64> = (0..blocks).collect();
+                rng.shuffle(&mut places);
+                let mut data = [0; SUB_BLOCK as usize];
+                for place in &places[..WRITES.into()] {
+                    rng.fill(&mut data);
+                    connection.write(place * u64::from(SUB_BLOCK), &data).unwrap();
+                }
+                connection.flush().unwrap();
+            });
+        }
+        let target = snapshot(&driver, &source, &format!("round-{round}"));
+        let ask = Ask { base: base.as_deref(), target: &target };
+        let ranges = ask.read(&driver, 0, 0, usize::MAX).unwrap().ranges;
+        let listed: i64 = ranges.iter().map(|range| range.size_bytes).sum();
+        let written = if round == 0 { 64 * MIB } else { i64::from(WRITES) * i64::from(SUB_BLOCK) };
+        assert_eq!(listed, written, "round {round}");
+        let parts: Vec<Vec<u8>> = with(&rig, &target, |connection| {
+            let read = |range: &BlockMetadata| {
+                let from = usize::try_from(range.byte_offset).unwrap();
+                read(connection, from, usize::try_from(range.size_bytes).unwrap())
+            };
+            ranges.iter().map(read).collect()
+        });
+        with(&rig, &copy, |connection| {
+            for (range, bytes) in ranges.iter().zip(&parts) {
+                for (number, part) in bytes.chunks(STEP).enumerate() {
+                    let from = u64::try_from(range.byte_offset).unwrap();
+                    connection.write(from + (number * STEP) as u64, part).unwrap();
+                }
+            }
+            connection.flush().unwrap();
+        });
+        same(&read_all(&rig, &copy), &read_all(&rig, &target)).unwrap();
+        base = Some(target);
+    }
 }
