@@ -40,7 +40,7 @@ struct Arguments {
     #[arg(long)]
     quick: bool,
     /// Only what has this in its name: mapped/randread-1, first-touch/64k, after-snapshot,
-    /// counts, restart
+    /// counts, restart, clones
     #[arg(long)]
     only: Option<String>,
     /// Only the others, without the daemon

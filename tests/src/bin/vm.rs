@@ -35,7 +35,7 @@ enum Workload {
     Moves(RunArguments),
     /// The pool as it was at every flush, and disks that fail
     Logwrites(RunArguments),
-    /// Many devices, devices in use, little memory
+    /// Many devices, devices in use, a boot storm, little memory
     Stress(RunArguments),
     /// A full pool below file systems; in its long form beside dm-thin
     Space(RunArguments),
@@ -117,6 +117,9 @@ enum Inside {
         rounds: u64,
         #[arg(long)]
         devices: u32,
+        /// MiB of the image of a boot storm.
+        #[arg(long)]
+        image: u64,
     },
     Dirty {
         #[arg(long)]
@@ -236,8 +239,8 @@ fn run(arguments: &Arguments) -> Result<()> {
             Inside::Power { last, moves } => workload::power::inside(*last, *moves, *seed),
             Inside::Logwrites { millis } => workload::logwrites::inside(*millis, *seed),
             Inside::Flakey => workload::logwrites::flakey(),
-            Inside::Stress { rounds, devices } => {
-                workload::stress::inside(*rounds, *devices, *seed)
+            Inside::Stress { rounds, devices, image } => {
+                workload::stress::inside(*rounds, *devices, *image, *seed)
             }
             Inside::Dirty { mib } => workload::stress::dirty(*mib),
             Inside::Safety { short } => workload::safety::inside(*short),

@@ -54,7 +54,11 @@ pub fn daemon_with_small_extents(pool: &Path, lines: &str) -> Result<Daemon> {
     })
 }
 
-fn start(settings: Settings) -> Result<Daemon> {
+/// A daemon with these settings.
+///
+/// # Errors
+/// As [`daemon`].
+pub fn start(settings: Settings) -> Result<Daemon> {
     let mut daemon = Daemon::new("guest", &settings)?;
     daemon.start()?;
     Ok(daemon)

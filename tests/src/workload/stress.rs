@@ -1,6 +1,7 @@
 //! `stress`: many devices, quickly, at once, and with little memory.
 
 mod ready;
+mod storm;
 
 use std::fs;
 use std::path::Path;
@@ -38,11 +39,12 @@ const SLOTS: &str = "/sys/module/ublk_drv/parameters/ublks_max";
 /// # Errors
 /// When anything is not as it should be.
 pub fn run(run: &Run) -> Result<String> {
-    let (rounds, devices) = run.either((1, 16), (20, 64));
+    let (rounds, devices, image) = run.either((1, 16, 32), (20, 64, 256));
     let folder = Folder::new("stress")?;
     let disk = sparse(&folder, "disk", 4 << 30)?;
     let vm = run.machine("stress")?.memory(2048).drive(Drive::File(disk));
-    let output = vm.run(&run.inside(&format!("stress --rounds {rounds} --devices {devices}")))?;
+    let words = format!("stress --rounds {rounds} --devices {devices} --image {image}");
+    let output = vm.run(&run.inside(&words))?;
     let many = figures(&output.text)?.to_owned();
     // Little memory is for a machine of its own, whose disk is not slow.
     let disk = sparse(&folder, "little", 4 << 30)?;
@@ -55,7 +57,7 @@ pub fn run(run: &Run) -> Result<String> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn inside(rounds: u64, devices: u32, seed: u64) -> Result<()> {
+pub fn inside(rounds: u64, devices: u32, image: u64, seed: u64) -> Result<()> {
     let mut daemon = guest::daemon(Path::new("/dev/vda"), "")?;
     let resident = many(&daemon, rounds, devices).with_context(|| daemon.last_words())?;
     let threads = io_flushers(&daemon)?;
@@ -65,9 +67,11 @@ pub fn inside(rounds: u64, devices: u32, seed: u64) -> Result<()> {
     guest::shell("sync")?;
     ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
     let ready = ready::ready()?;
+    let storm = storm::storm(image)?;
     println!(
         "{MARK}{rounds} rounds of {devices} devices, {} KiB resident for each, {threads} threads \
-         marked as IO flushers, memory locked; {slots}; two adds at once; del under IO; {ready}",
+         marked as IO flushers, memory locked; {slots}; two adds at once; del under IO; {ready}; \
+         {storm}",
         resident >> 10
     );
     Ok(())
