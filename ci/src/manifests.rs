@@ -9,6 +9,7 @@
 mod flags;
 mod monitoring;
 mod objects;
+mod sidecars;
 mod tools;
 
 use std::collections::BTreeMap;
@@ -96,7 +97,7 @@ pub(crate) fn chart(root: &Path) -> Result<Outcome> {
     let known = flags::Known::read(root)?;
     for (name, objects) in &rendered {
         let found = objects::problems(objects).into_iter().chain(known.problems(objects));
-        let found = found.chain(monitoring::problems(objects));
+        let found = found.chain(monitoring::problems(objects)).chain(sidecars::problems(objects));
         problems.extend(found.map(|problem| format!("{name}: {problem}")));
     }
     problems.extend(other_alerts(&rendered, &answer["plain"])?);
@@ -156,6 +157,7 @@ pub(crate) fn kustomize(root: &Path) -> Result<Outcome> {
     let known = flags::Known::read(root)?;
     for (name, objects) in &built {
         let found = objects::problems(objects).into_iter().chain(known.problems(objects));
+        let found = found.chain(sidecars::problems(objects));
         problems.extend(found.map(|problem| format!("{name}: {problem}")));
         if name != "base" && built.get("base") == Some(objects) {
             problems.push(format!("{name}: changes nothing"));
