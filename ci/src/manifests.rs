@@ -130,7 +130,8 @@ fn other_alerts(rendered: &BTreeMap<String, Vec<Value>>, files: &Value) -> Resul
     Ok(differences.collect())
 }
 
-/// Builds the base alone and with each component, by kustomize.
+/// Builds the base alone and with each component, and the overlay of the documentation, by
+/// kustomize.
 ///
 /// # Errors
 /// When one can't be built, or does not hold.
@@ -150,6 +151,8 @@ pub(crate) fn kustomize(root: &Path) -> Result<Outcome> {
         files.insert(name.unwrap_or_else(|| "base".to_owned()), json!(built));
     }
     let count = files.len();
+    let overlay = tools::documented_overlay(kubectl, root, &folder)?;
+    files.insert("the overlay of the documentation".to_owned(), json!(overlay));
     let asked = json!({"chart": root.join(CHART), "cases": {}, "files": files});
     let answer = tools::render(root, &asked)?;
     let mut problems: Vec<String> = serde_json::from_value(answer["problems"].clone())?;
@@ -166,7 +169,7 @@ pub(crate) fn kustomize(root: &Path) -> Result<Outcome> {
     if !problems.is_empty() {
         bail!("{}", problems.join("\n"));
     }
-    println!("manifests: the base and {} components hold", count - 1);
+    println!("manifests: the base, {} components and the documented overlay hold", count - 1);
     Ok(Outcome::Passed)
 }
 

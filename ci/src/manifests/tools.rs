@@ -19,6 +19,10 @@ const COMPLETE: &str = "complete";
 /// The first kubectl whose kustomize has the features that the components use.
 const KUBECTL_MINOR: u64 = 27;
 
+/// The document with an example of an overlay, and the words before the example.
+const DOCUMENT: &str = "docs/KUBERNETES.md";
+const OVERLAY: &str = "An overlay is a folder";
+
 const KUBECTL: setup::Tool = setup::Tool { program: "kubectl", package: "kubernetes-client" };
 
 /// The longest that rendering may take: it needs a second.
@@ -135,10 +139,35 @@ pub(super) fn built(
     if let Some(component) = component {
         text.push_str(&format!("components:\n  - {up}{below}/{}/{component}\n", super::COMPONENTS));
     }
-    fs::write(from.join("kustomization.yaml"), text)?;
-    let output = command::output(Command::new(kubectl).arg("kustomize").arg(&from))?;
+    kustomized(kubectl, &from, &text)
+}
+
+/// A file with kustomize's rendering of the overlay in the documentation. It is built as a reader
+/// builds it: in a folder beside one that is called `blockd`, from another working directory.
+///
+/// # Errors
+/// When the document has none, or it can't be built.
+pub(super) fn documented_overlay(kubectl: &str, root: &Path, folder: &Path) -> Result<PathBuf> {
+    let document = fs::read_to_string(root.join(DOCUMENT)).context(DOCUMENT)?;
+    let block = document.split_once(OVERLAY).and_then(|(_, rest)| rest.split_once("```yaml\n"));
+    let block = block.and_then(|(_, rest)| rest.split_once("```")).map(|(block, _)| block);
+    let block = block.with_context(|| format!("{DOCUMENT} has no example after {OVERLAY:?}"))?;
+    let beside = folder.join("reader");
+    let _ = fs::remove_dir_all(&beside);
+    let overlay = beside.join("overlay");
+    fs::create_dir_all(&overlay)?;
+    std::os::unix::fs::symlink(root.canonicalize()?, beside.join("blockd"))?;
+    kustomized(kubectl, &overlay.canonicalize()?, block)
+}
+
+/// Writes a `kustomization.yaml` into a folder, and its rendering into a file beside the folder.
+fn kustomized(kubectl: &str, overlay: &Path, text: &str) -> Result<PathBuf> {
+    fs::write(overlay.join("kustomization.yaml"), text)?;
+    let mut build = Command::new(kubectl);
+    let output = command::output(build.arg("kustomize").arg(overlay).current_dir("/"))?;
+    let name = overlay.display();
     ensure!(output.contains("kind: DaemonSet"), "{name}: kustomize builds no DaemonSet");
-    let file = folder.join(format!("{name}.yaml"));
+    let file = overlay.with_extension("yaml");
     fs::write(&file, output)?;
     Ok(file)
 }
