@@ -28,8 +28,9 @@ const COMPONENTS: &str = "deploy/kustomize/components";
 const ALERTS: [&str; 2] = ["deploy/alerts.yml", "deploy/alerts-kubernetes.yml"];
 
 /// Values that the chart must refuse, with the error.
-fn refused() -> [(&'static str, Value, &'static str); 7] {
+fn refused() -> [(&'static str, Value, &'static str); 9] {
     let both = json!({"podMonitor": {"enabled": true}, "serviceMonitor": {"enabled": true}});
+    let classes = |device: &str| json!([{"name": "fast", "deviceClass": device}]);
     [
         ("two monitors of the same pods", json!({"metrics": both}), "scraped twice"),
         ("an unknown kubelet", json!({"kubelet": {"variant": "k9s"}}), "variant"),
@@ -37,6 +38,16 @@ fn refused() -> [(&'static str, Value, &'static str); 7] {
         ("an interval without a unit", json!({"healthMonitor": {"interval": "5"}}), "interval"),
         ("a port beyond all", json!({"metrics": {"port": 65536}}), "port"),
         ("an unknown mode", json!({"extender": {"mode": "best"}}), "mode"),
+        (
+            "a device class that is not configured",
+            json!({"storageClasses": classes("nvme")}),
+            "deviceClass nvme of fast is not in config.classes, which has thin, thick",
+        ),
+        (
+            "a device class beside the only one of the plugin",
+            json!({"storageClasses": classes("thin"), "config": {"classes": []}}),
+            "which has default",
+        ),
         (
             "metadata without its authority",
             json!({"snapshotMetadata": {"enabled": true}}),
