@@ -115,7 +115,7 @@ pub(crate) fn chart(root: &Path) -> Result<Outcome> {
     let of = |name: &str| rendered.get(name).map(Vec::as_slice).unwrap_or_default();
     let base: Vec<Value> = rendered
         .iter()
-        .filter(|(name, _)| name.contains(BASE) && !name.ends_with("example.yaml"))
+        .filter(|(name, _)| name.contains(BASE) && !name.contains("/example"))
         .flat_map(|(_, objects)| objects.iter().cloned())
         .collect();
     problems.extend(objects::differences(of("default"), &base));
