@@ -19,6 +19,7 @@ pub mod limits;
 pub mod locks;
 pub mod logging;
 pub mod metrics;
+pub mod mkfs;
 pub mod node;
 pub mod options;
 pub mod parameters;

@@ -13,7 +13,8 @@ use crate::error::Error;
 use crate::ids::{SnapshotId, VolumeId};
 use crate::labels;
 use crate::limits;
-use crate::parameters::{ClassParameters, Mutable};
+use crate::mkfs;
+use crate::parameters::{ClassParameters, Mutable, mkfs_options};
 use crate::plugin::{Plugin, Pools};
 use crate::pmem::{self, Plan};
 use crate::proto;
@@ -126,6 +127,11 @@ impl Asked {
         for (index, one) in asked.capabilities.iter().enumerate() {
             let field = format!("volume_capabilities[{index}]");
             pmem.check(&field, one, asked.fs(one))?;
+            if let (Some(text), Some(file_system)) = (&asked.parameters.mkfs_options, asked.fs(one))
+            {
+                let field = keys.mkfs_options();
+                mkfs::check(&field, file_system, &mkfs_options(&field, text)?)?;
+            }
         }
         asked.check_direct()?;
         Ok(asked)

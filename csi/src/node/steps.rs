@@ -8,7 +8,9 @@ use super::modes::Access;
 use super::mountinfo::{Device, Entry, Table};
 use super::records::{Place, Record, Stage};
 use super::world::{Kind, Result, Volume, World};
+use crate::capability::FileSystem;
 use crate::error::Error;
+use crate::mkfs;
 
 /// Mounts on one path that are taken away in a call. There is one; a death at a bad moment makes it
 /// two.
@@ -97,6 +99,9 @@ pub fn prepare(
         }
         Plan::Refuse(what) => Err(refused(record, spec, &what)),
         Plan::Format(name) => {
+            if let Some(file_system) = FileSystem::of_name(&name) {
+                mkfs::check("mkfs-options", file_system, &spec.making.options)?;
+            }
             free(world, record, device)?;
             if !record.formatting {
                 record.formatting = true;

@@ -231,6 +231,32 @@ async fn facts_for_the_node_are_in_the_context() {
 }
 
 #[tokio::test]
+async fn options_of_mkfs_that_are_not_allowed_for_the_file_system_are_refused_by_name() {
+    let rig = Rig::simple();
+    let service = rig.controller();
+    let request = |file_system: &str, options: &str| proto::CreateVolumeRequest {
+        parameters: map(&[
+            ("csi.storage.k8s.io/fstype", file_system),
+            ("csi.blockd.io/mkfs-options", options),
+        ]),
+        volume_capabilities: vec![mount(Mode::SingleNodeWriter)],
+        ..volume_request("a", 0)
+    };
+    for (file_system, options, option) in
+        [("ext4", "-m 1 -d etc", "-d"), ("xfs", "-c file", "-c"), ("btrfs", "-r etc", "-r")]
+    {
+        let asked = Request::new(request(file_system, options));
+        let (code, said) = refused(service.create_volume(asked).await);
+        let begin = format!(
+            "csi.blockd.io/mkfs-options is {option}: must be one of the options of mkfs.{file_system}"
+        );
+        assert!(code == Code::InvalidArgument && said.starts_with(&begin), "{said}");
+    }
+    assert!(rig.fake.volume("default", "csi.a").is_none());
+    make(&service, request("ext4", "-m 1")).await;
+}
+
+#[tokio::test]
 async fn capacity_depends_on_class_topology_and_capability() {
     let configuration = "[[class]]\nname = 'a'\ndefault = true\noverprovision_ratio = 3\n\
                          [[class]]\nname = 'b'\nkind = 'thick'\npool = 'two'\n\

@@ -53,6 +53,31 @@ fn an_empty_device_gets_the_wanted_file_system_and_keeps_it() {
     }
 }
 
+/// A volume of an older release may have such options in its context: it is mounted all the same
+/// where its file system is there.
+#[test]
+fn options_of_mkfs_that_are_not_allowed_format_nothing_and_mount_what_is_there() {
+    let stage = |node: &Node| {
+        let mut spec = spec("ext4");
+        spec.making.options = ["-d", "etc"].map(str::to_owned).into();
+        let path = Path::new(STAGING);
+        let (volume, mode, place) = (ID, Mode::Writer, &node.place);
+        let request = stage::Request { volume, place, path, mode, spec: Some(&spec) };
+        stage::stage(&node.world.as_world(), &request)
+    };
+    let empty = node(Held::Nothing);
+    let error = stage(&empty).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert!(
+        error.to_string().starts_with("mkfs-options is -d: must be one of the options"),
+        "{error}"
+    );
+    assert_eq!(empty.world.state().volumes["csi.a"].held, Held::Nothing);
+    let formatted = node(file_system("ext4"));
+    stage(&formatted).unwrap();
+    assert_eq!(formatted.world.state().mounts.len(), 1);
+}
+
 #[test]
 fn a_reader_gets_a_device_that_cannot_be_written() {
     for held in [
