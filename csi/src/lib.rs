@@ -26,6 +26,7 @@ pub mod parameters;
 pub mod placement;
 pub mod plugin;
 pub mod pmem;
+pub mod privileges;
 pub mod proto;
 pub mod provision;
 pub mod room;

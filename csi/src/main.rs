@@ -10,7 +10,7 @@ use blockd_csi::error::Error;
 use blockd_csi::ids::Names;
 use blockd_csi::options::Options;
 use blockd_csi::parameters::Keys;
-use blockd_csi::{logging, server};
+use blockd_csi::{logging, privileges, server};
 use blockd_csi_base::options::LogFormat;
 use clap::Parser as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -33,7 +33,10 @@ fn main() -> ExitCode {
         options.run().map_err(Failure::from)
     } else {
         let options = Options::parse();
-        run(options.log_format, |stop| async move { Ok(server::serve(&options, stop).await?) })
+        // Before the first thread is started.
+        privileges::keep_only(privileges::needed(&options)).map_err(Failure::from).and_then(|()| {
+            run(options.log_format, |stop| async move { Ok(server::serve(&options, stop).await?) })
+        })
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

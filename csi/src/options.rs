@@ -33,6 +33,11 @@ pub struct Options {
     )]
     pub endpoint: String,
 
+    /// Group that may call the plugin too, by its number: that of sidecars which are not root. Only
+    /// the plugin's own user may without
+    #[arg(long, value_name = "GID")]
+    pub endpoint_group: Option<u32>,
+
     /// Name of the driver, as in the CSIDriver object; several can run side by side
     #[arg(long, value_name = "NAME", default_value = DEFAULT_DRIVER)]
     pub driver_name: String,

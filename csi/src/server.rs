@@ -1,7 +1,7 @@
 //! The endpoint: binds it, serves the services on it, and ends in order.
 
 use std::future::Future;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,7 +75,7 @@ pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<
     };
     let identity = IdentityServer::new(identity::Service::new(Arc::clone(&plugin)));
     let path = options.socket()?;
-    let listener = bind(&path)?;
+    let listener = bind(&path, options.endpoint_group)?;
     if let Some(listener) = metrics {
         let about = Arc::clone(&plugin);
         let refresh = move || controller::refresh_capacity_metrics(Arc::clone(&about));
@@ -132,9 +132,9 @@ async fn drain(plugin: &Plugin) {
     }
 }
 
-/// Binds the endpoint for this user only. A stale socket of a dead plugin is removed; a socket with
-/// a listener, or a file that is no socket, is not.
-fn bind(path: &Path) -> Result<UnixListener, Error> {
+/// Binds the endpoint for this user, and for a group if there is one. A stale socket of a dead
+/// plugin is removed; a socket with a listener, or a file that is no socket, is not.
+fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, Error> {
     let name = || format!("endpoint {}", path.display());
     if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
@@ -156,7 +156,11 @@ fn bind(path: &Path) -> Result<UnixListener, Error> {
     let fresh = fresh_name(path);
     let _ = fs::remove_file(&fresh);
     let listener = UnixListener::bind(&fresh).map_err(failed)?;
-    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    if group.is_some() {
+        chown(&fresh, None, group).map_err(failed)?;
+    }
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(mode)).map_err(failed)?;
     fs::rename(&fresh, path).map_err(failed)?;
     Ok(listener)
 }
@@ -169,6 +173,7 @@ fn fresh_name(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
@@ -197,25 +202,36 @@ mod tests {
     async fn the_endpoint_is_for_its_owner_alone_and_its_folder_is_made() {
         let folder = Folder::new();
         let path = folder.0.join("plugins/driver/csi.sock");
-        let _listener = bind(&path).unwrap();
+        let _listener = bind(&path, None).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(UnixStream::connect(&path).is_ok());
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
 
     #[tokio::test]
+    async fn the_endpoint_is_for_a_group_too_if_one_is_named() {
+        let folder = Folder::new();
+        let path = folder.0.join("s");
+        // The group that this process has: another one is for root to give.
+        let group = fs::metadata(&folder.0).unwrap().gid();
+        let _listener = bind(&path, Some(group)).unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, group));
+    }
+
+    #[tokio::test]
     async fn the_socket_of_a_dead_plugin_is_replaced_and_that_of_a_living_one_is_not() {
         let folder = Folder::new();
         let path = folder.0.join("s");
-        drop(bind(&path).unwrap());
+        drop(bind(&path, None).unwrap());
         assert!(path.exists());
-        let alive = bind(&path).unwrap();
-        let error = bind(&path).unwrap_err();
+        let alive = bind(&path, None).unwrap();
+        let error = bind(&path, None).unwrap_err();
         assert_eq!(error.code(), tonic::Code::FailedPrecondition);
         drop(alive);
         fs::remove_file(&path).unwrap();
         fs::write(&path, "data").unwrap();
-        assert!(bind(&path).is_err());
+        assert!(bind(&path, None).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"data");
     }
 }

@@ -17,6 +17,8 @@ mod logged;
 mod modes;
 #[path = "csi/pmem.rs"]
 mod pmem;
+#[path = "csi/privileges.rs"]
+mod privileges;
 #[path = "csi/reported.rs"]
 mod reported;
 

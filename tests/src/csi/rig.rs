@@ -55,6 +55,9 @@ pub struct Settings {
     pub driver_name: String,
     /// More words for the plugin's command line.
     pub words: Vec<String>,
+    /// A script of a shell that prepares the plugin's surroundings in a mount namespace of its own,
+    /// and becomes the plugin with `exec "$@"`. Empty: the plugin is started as it is.
+    pub launcher: String,
     /// More variables for the plugin's environment.
     pub variables: Vec<(String, String)>,
     /// The plugin's log level.
@@ -73,6 +76,7 @@ impl Default for Settings {
             config: String::new(),
             driver_name: String::new(),
             words: Vec::new(),
+            launcher: String::new(),
             variables: Vec::new(),
             log: "info,blockd_csi=debug".to_owned(),
             home: None,
@@ -139,6 +143,7 @@ pub struct Plugin {
     blockd_socket: PathBuf,
     driver_name: String,
     words: Vec<String>,
+    launcher: String,
     variables: Vec<(String, String)>,
     log_level: String,
     metrics: String,
@@ -164,6 +169,7 @@ impl Plugin {
             blockd_socket: blockd_socket.to_path_buf(),
             driver_name: settings.driver_name.clone(),
             words: settings.words.clone(),
+            launcher: settings.launcher.clone(),
             variables: settings.variables.clone(),
             log_level: settings.log.clone(),
             metrics: format!("127.{high}.{middle}.{}:{METRICS_PORT}", low.clamp(1, 254)),
@@ -207,7 +213,14 @@ impl Plugin {
     pub fn start(&mut self) -> Result<()> {
         ensure!(self.child.is_none(), "the plugin runs already");
         let log = File::options().create(true).append(true).open(self.log_path())?;
-        let mut command = Command::new(&self.program);
+        let mut command = if self.launcher.is_empty() {
+            Command::new(&self.program)
+        } else {
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-e", "-c", &self.launcher, "sh"]).arg(&self.program);
+            command.env("HOME_FOLDER", &self.home);
+            command
+        };
         command.arg("--endpoint").arg(self.endpoint()).args(["--node-id", "node-a"]);
         command.arg("--blockd-socket").arg(&self.blockd_socket);
         command.arg("--config").arg(self.config());
