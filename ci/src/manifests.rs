@@ -9,6 +9,7 @@
 mod flags;
 mod monitoring;
 mod objects;
+mod privileges;
 mod sidecars;
 mod tools;
 
@@ -109,6 +110,7 @@ pub(crate) fn chart(root: &Path) -> Result<Outcome> {
     for (name, objects) in &rendered {
         let found = objects::problems(objects).into_iter().chain(known.problems(objects));
         let found = found.chain(monitoring::problems(objects)).chain(sidecars::problems(objects));
+        let found = found.chain(privileges::problems(objects));
         problems.extend(found.map(|problem| format!("{name}: {problem}")));
     }
     problems.extend(other_alerts(&rendered, &answer["plain"])?);
@@ -171,7 +173,7 @@ pub(crate) fn kustomize(root: &Path) -> Result<Outcome> {
     let known = flags::Known::read(root)?;
     for (name, objects) in &built {
         let found = objects::problems(objects).into_iter().chain(known.problems(objects));
-        let found = found.chain(sidecars::problems(objects));
+        let found = found.chain(sidecars::problems(objects)).chain(privileges::problems(objects));
         problems.extend(found.map(|problem| format!("{name}: {problem}")));
         if name != "base" && built.get("base") == Some(objects) {
             problems.push(format!("{name}: changes nothing"));

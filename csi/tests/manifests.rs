@@ -133,6 +133,23 @@ fn the_plugin_accepts_its_arguments_and_their_folders_are_mounted() {
     assert!(!daemon_set.contains("blockd serve"));
 }
 
+/// Row: P40.
+#[test]
+fn sidecars_that_are_not_root_have_the_group_of_the_endpoint() {
+    let plugin = words(&container("blockd-csi"));
+    let group = plugin.iter().find_map(|word| word.strip_prefix("--endpoint-group=")).unwrap();
+    let group: u64 = group.parse().unwrap();
+    let mut count = 0;
+    for (name, _) in SIDECARS.iter().filter(|(name, _)| *name != "node-driver-registrar") {
+        let context = container(name)["securityContext"].clone();
+        assert_eq!(context["runAsNonRoot"], true, "{name}");
+        assert_eq!(context["runAsGroup"].as_u64(), Some(group), "{name}");
+        count += 1;
+    }
+    assert_eq!(count, 5);
+    assert_eq!(container("blockd-csi")["securityContext"]["readOnlyRootFilesystem"], true);
+}
+
 #[test]
 fn each_mount_of_a_container_is_a_volume_of_the_pod() {
     let daemon_set = only("DaemonSet");

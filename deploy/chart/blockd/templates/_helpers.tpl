@@ -53,3 +53,14 @@ app.kubernetes.io/name: {{ include "blockd.fullname" . }}
     fieldRef:
       fieldPath: metadata.name
 {{- end -}}
+
+{{- /* Of sidecars: with the group of the plugin's endpoint. */ -}}
+{{- define "blockd.sidecar" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
