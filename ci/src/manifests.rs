@@ -29,11 +29,29 @@ const COMPONENTS: &str = "deploy/kustomize/components";
 const ALERTS: [&str; 2] = ["deploy/alerts.yml", "deploy/alerts-kubernetes.yml"];
 
 /// Values that the chart must refuse, with the error.
-fn refused() -> [(&'static str, Value, &'static str); 9] {
-    let both = json!({"podMonitor": {"enabled": true}, "serviceMonitor": {"enabled": true}});
+fn refused() -> [(&'static str, Value, &'static str); 12] {
+    let enabled = json!({"enabled": true});
+    let both = json!({"access": "pod", "podMonitor": enabled, "serviceMonitor": enabled});
+    let monitored =
+        |access: &str, monitor: &str| json!({"metrics": {"access": access, monitor: enabled}});
     let classes = |device: &str| json!([{"name": "fast", "deviceClass": device}]);
     [
         ("two monitors of the same pods", json!({"metrics": both}), "scraped twice"),
+        (
+            "a monitor of metrics that only the pod can read",
+            monitored("loopback", "serviceMonitor"),
+            "needs metrics.access pod or proxy; it is loopback",
+        ),
+        (
+            "a monitor without a token before a proxy",
+            monitored("proxy", "podMonitor"),
+            "metrics.podMonitor needs metrics.access pod",
+        ),
+        (
+            "an extender that could read no metrics",
+            json!({"extender": {"enabled": true}}),
+            "extender.enabled needs metrics.access pod",
+        ),
         ("an unknown kubelet", json!({"kubelet": {"variant": "k9s"}}), "variant"),
         ("an unknown key", json!({"kublet": {"variant": "k0s"}}), "kublet"),
         ("an interval without a unit", json!({"healthMonitor": {"interval": "5"}}), "interval"),

@@ -175,13 +175,17 @@ impl Metrics {
         text
     }
 
-    /// Binds a port.
+    /// Binds a port, where an option names one.
     ///
     /// # Errors
     /// The address cannot be bound.
-    pub async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
+    pub async fn bind(
+        what: &str,
+        address: Option<SocketAddr>,
+    ) -> Result<Option<TcpListener>, Error> {
+        let Some(address) = address else { return Ok(None) };
         let bound = TcpListener::bind(address).await;
-        bound.map_err(|error| Error::io(format_args!("serve metrics on {address}"), error))
+        bound.map(Some).map_err(|error| Error::io(format_args!("serve {what} on {address}"), error))
     }
 
     /// Serves the metrics for ever. `refresh` updates the metrics that are measured only on a
@@ -198,15 +202,22 @@ impl Metrics {
                 ([(CONTENT_TYPE, OPENMETRICS)], metrics.render())
             }
         };
-        let router = Router::new()
-            .route("/metrics", get(page))
-            .route(HEALTHZ, get(async || "alive\n"))
-            .fallback(async || (StatusCode::NOT_FOUND, format!("/metrics, {HEALTHZ}\n")))
-            .method_not_allowed_fallback(async || {
-                (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n")
-            });
-        blockd_http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await;
+        serve(listener, Router::new().route("/metrics", get(page)), "/metrics, ").await;
     }
+}
+
+/// Serves for ever whether the plugin lives, and nothing else.
+pub async fn serve_health(listener: TcpListener) {
+    serve(listener, Router::new(), "").await;
+}
+
+/// Serves these pages and whether the plugin lives. `pages` names the former.
+async fn serve(listener: TcpListener, router: Router, pages: &'static str) {
+    let router = router
+        .route(HEALTHZ, get(async || "alive\n"))
+        .fallback(async move || (StatusCode::NOT_FOUND, format!("{pages}{HEALTHZ}\n")))
+        .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n"));
+    blockd_http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await;
 }
 
 /// Returns the name in the specification of gRPC.
@@ -288,10 +299,10 @@ mod tests {
 
     #[tokio::test]
     async fn half_requests_do_not_block_metrics_and_liveness() {
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        use tokio::io::AsyncWriteExt as _;
         use tokio::net::TcpStream;
 
-        let listener = Metrics::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let listener = bound().await;
         let address = listener.local_addr().unwrap();
         let server = Metrics::new("csi.blockd.io");
         tokio::spawn(server.serve(listener, || std::future::ready(())));
@@ -303,17 +314,40 @@ mod tests {
             held.push(stream);
         }
         for path in ["/healthz", "/metrics"] {
-            let exchange = async {
-                let mut stream = TcpStream::connect(address).await.unwrap();
-                let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-                stream.write_all(head.as_bytes()).await.unwrap();
-                let mut answer = String::new();
-                stream.read_to_string(&mut answer).await.unwrap();
-                assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-            };
-            // Below the time limit of half a request.
-            tokio::time::timeout(Duration::from_secs(5), exchange).await.unwrap();
+            let answer = answer(address, path).await;
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
         }
+    }
+
+    #[tokio::test]
+    async fn the_address_of_health_has_no_metrics() {
+        let listener = bound().await;
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(serve_health(listener));
+        assert!(answer(address, "/healthz").await.ends_with("\r\n\r\nalive\n"));
+        let said = answer(address, "/metrics").await;
+        assert!(said.starts_with("HTTP/1.1 404 ") && said.ends_with("/healthz\n"), "{said}");
+        assert!(!said.contains("/metrics"), "{said}");
+    }
+
+    async fn bound() -> TcpListener {
+        let any = ([127, 0, 0, 1], 0).into();
+        Metrics::bind("metrics", Some(any)).await.unwrap().unwrap()
+    }
+
+    /// The answer to a request, in less than the time limit of half a request.
+    async fn answer(address: SocketAddr, path: &str) -> String {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        let exchange = async {
+            let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+            stream.write_all(head.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        tokio::time::timeout(Duration::from_secs(5), exchange).await.unwrap()
     }
 
     /// Row: P49.

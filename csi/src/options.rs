@@ -71,6 +71,11 @@ pub struct Options {
     #[arg(long, value_name = "IP:PORT")]
     pub metrics_address: Option<SocketAddr>,
 
+    /// Address to serve /healthz alone on, over HTTP: for liveness probes where metrics are not to
+    /// be read by all who reach the pod
+    #[arg(long, value_name = "IP:PORT")]
+    pub health_address: Option<SocketAddr>,
+
     /// Publish volumes of mode SINGLE_NODE_WRITER at one path only, as the specification has it
     #[arg(long)]
     pub strict_single_node_writer: bool,

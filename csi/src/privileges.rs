@@ -30,7 +30,8 @@ pub fn needed(options: &Options) -> CapabilitySet {
     if options.endpoint_group.is_some() {
         needed |= CapabilitySet::CHOWN;
     }
-    if options.metrics_address.is_some_and(|address| address.port() < FIRST_FREE_PORT) {
+    let mut addresses = options.metrics_address.iter().chain(&options.health_address);
+    if addresses.any(|address| address.port() < FIRST_FREE_PORT) {
         needed |= CapabilitySet::NET_BIND_SERVICE;
     }
     needed

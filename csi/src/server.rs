@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::group;
 use crate::identity;
 use crate::ids::Names;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, serve_health};
 use crate::node;
 use crate::options::{Options, Service};
 use crate::parameters::Keys;
@@ -50,10 +50,8 @@ const ENDING_TIME: Duration = Duration::from_secs(20);
 pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<(), Error> {
     options.check()?;
     let plugin = plugin(options)?;
-    let metrics = match options.metrics_address {
-        Some(address) => Some(Metrics::bind(address).await?),
-        None => None,
-    };
+    let metrics = Metrics::bind("metrics", options.metrics_address).await?;
+    let health = Metrics::bind("health", options.health_address).await?;
     let has = |service| options.services.contains(&service);
     let controller = has(Service::Controller).then(|| {
         ControllerServer::new(controller::Service::new(Arc::clone(&plugin)))
@@ -80,6 +78,9 @@ pub async fn serve(options: &Options, stop: impl Future<Output = ()>) -> Result<
         let about = Arc::clone(&plugin);
         let refresh = move || controller::refresh_capacity_metrics(Arc::clone(&about));
         tokio::spawn(plugin.metrics.clone().serve(listener, refresh));
+    }
+    if let Some(listener) = health {
+        tokio::spawn(serve_health(listener));
     }
     if controller.is_some() {
         tokio::spawn(controller::sweep_once(Arc::clone(&plugin)));

@@ -61,6 +61,13 @@ fn strings(map: &Value) -> HashMap<String, String> {
     map.iter().map(|(key, value)| (key.clone(), value.as_str().unwrap().to_owned())).collect()
 }
 
+/// The value of a variable of a container.
+fn variable(container: &Value, name: &str) -> String {
+    let all = container["env"].as_array().unwrap();
+    let found = all.iter().find(|one| one["name"] == name);
+    found.and_then(|one| one["value"].as_str()).unwrap_or_else(|| panic!("no {name}")).to_owned()
+}
+
 #[test]
 fn each_object_has_a_kind_a_version_and_a_name_of_its_own() {
     let mut seen = Vec::new();
@@ -94,7 +101,10 @@ fn all_manifests_use_one_driver_name() {
 #[test]
 fn the_plugin_accepts_its_arguments_and_their_folders_are_mounted() {
     let plugin = container("blockd-csi");
-    let words = words(&plugin).into_iter().map(|word| word.replace("$(NODE_NAME)", "node-1"));
+    let words = words(&plugin).into_iter().map(|word| {
+        word.replace("$(NODE_NAME)", "node-1")
+            .replace("$(METRICS_ADDRESS)", &variable(&plugin, "METRICS_ADDRESS"))
+    });
     let options =
         Options::try_parse_from(std::iter::once("blockd-csi".to_owned()).chain(words)).unwrap();
     options.check().unwrap();
@@ -102,9 +112,11 @@ fn the_plugin_accepts_its_arguments_and_their_folders_are_mounted() {
         (options.driver_name.as_str(), options.node_id.as_str()),
         (DEFAULT_DRIVER, "node-1")
     );
-    let variable = &plugin["env"][0];
-    assert_eq!(variable["name"], "NODE_NAME");
-    assert_eq!(variable["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName");
+    // The metrics are for the pod alone, until a component opens them.
+    assert!(options.metrics_address.unwrap().ip().is_loopback());
+    let name = &plugin["env"][0];
+    assert_eq!(name["name"], "NODE_NAME");
+    assert_eq!(name["valueFrom"]["fieldRef"]["fieldPath"], "spec.nodeName");
     let mounts: BTreeMap<String, Value> = plugin["volumeMounts"]
         .as_array()
         .unwrap()
@@ -345,18 +357,15 @@ fn nodes_that_compete_for_a_claim_wait_before() {
 fn liveness_is_the_plugins_own_and_readiness_the_daemons() {
     let plugin = container("blockd-csi");
     let port = |probe: &str| plugin[probe]["httpGet"]["port"].as_str().unwrap().to_owned();
-    assert_eq!(
-        (port("livenessProbe"), port("readinessProbe")),
-        ("metrics".into(), "healthz".into())
-    );
+    assert_eq!((port("livenessProbe"), port("readinessProbe")), ("alive".into(), "healthz".into()));
     assert_eq!(plugin["livenessProbe"]["httpGet"]["path"], "/healthz");
     let own = words(&plugin).into_iter().find_map(|word| {
-        let address = word.strip_prefix("--metrics-address=")?.to_owned();
+        let address = word.strip_prefix("--health-address=")?.to_owned();
         address.rsplit_once(':').and_then(|(_, port)| port.parse::<u64>().ok())
     });
     let ports = plugin["ports"].as_array().unwrap();
-    let metrics = ports.iter().find(|port| port["name"] == "metrics").unwrap();
-    assert_eq!(metrics["containerPort"].as_u64(), own);
+    let alive = ports.iter().find(|port| port["name"] == "alive").unwrap();
+    assert_eq!(alive["containerPort"].as_u64(), own);
     // The sidecar has to receive its answer before the kubelet's timeout.
     let words = words(&container("liveness-probe"));
     let timeout = words.iter().find_map(|word| word.strip_prefix("--probe-timeout=")).unwrap();
@@ -365,7 +374,7 @@ fn liveness_is_the_plugins_own_and_readiness_the_daemons() {
 }
 
 /// The first versions whose features are on by default, and whose objects the manifests have.
-const MINIMUM: [(&str, [u32; 3]); 7] = [
+const MINIMUM: [(&str, [u32; 3]); 8] = [
     ("csi-node-driver-registrar", [2, 17, 0]),
     ("livenessprobe", [2, 16, 0]),
     ("csi-provisioner", [6, 3, 0]),
@@ -373,6 +382,7 @@ const MINIMUM: [(&str, [u32; 3]); 7] = [
     ("csi-snapshotter", [8, 6, 0]),
     ("csi-external-health-monitor-controller", [0, 18, 0]),
     ("csi-snapshot-metadata", [1, 0, 0]),
+    ("kube-rbac-proxy", [0, 21, 2]),
 ];
 
 fn version(text: &str) -> [u32; 3] {
@@ -385,7 +395,8 @@ fn sidecars_have_the_versions_of_the_documentation_and_none_is_too_old() {
     let read = |path: &str| {
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
     };
-    let manifests = read("deploy/kubernetes/daemonset.yaml");
+    let manifests = read("deploy/kubernetes/daemonset.yaml")
+        + &read("deploy/kustomize/components/metrics-proxy/kustomization.yaml");
     let (values, document) = (read("deploy/chart/blockd/values.yaml"), read("docs/KUBERNETES.md"));
     for (name, minimum) in MINIMUM {
         let image = format!("/{name}:v");

@@ -11,7 +11,7 @@ use super::objects;
 use crate::flags;
 
 /// The used flags of the sidecars, as their own documents name them.
-const SIDECARS: [(&str, &[&str]); 7] = [
+const SIDECARS: [(&str, &[&str]); 8] = [
     ("csi-node-driver-registrar", &["csi-address", "kubelet-registration-path"]),
     ("livenessprobe", &["csi-address", "health-port", "probe-timeout"]),
     (
@@ -46,6 +46,7 @@ const SIDECARS: [(&str, &[&str]); 7] = [
         ],
     ),
     ("csi-snapshot-metadata", &["csi-address", "port", "tls-cert", "tls-key"]),
+    ("kube-rbac-proxy", &["secure-listen-address", "upstream", "allow-paths"]),
 ];
 
 /// Flags by program, a verb of it included: `blockd serve`.

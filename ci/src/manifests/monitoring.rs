@@ -18,13 +18,20 @@ pub(super) fn problems(objects: &[Value]) -> Vec<String> {
         if services.is_empty() {
             problems.push(format!("ServiceMonitor {name} selects no service"));
         }
-        for endpoint in items(&monitor["spec"]["endpoints"]) {
-            let port = &endpoint["port"];
-            for service in &services {
-                if !items(&service["spec"]["ports"]).iter().any(|one| one["name"] == *port) {
-                    let service = &service["metadata"]["name"];
-                    problems.push(format!("Service {service} has no port {port}"));
-                }
+        let endpoints = items(&monitor["spec"]["endpoints"]);
+        let has = |service: &Value, port: &Value| {
+            items(&service["spec"]["ports"]).iter().any(|one| one["name"] == *port)
+        };
+        for port in endpoints.iter().map(|endpoint| &endpoint["port"]) {
+            let none = !services.iter().any(|service| has(service, port));
+            if none && services.len() > 1 {
+                problems.push(format!("ServiceMonitor {name}: no service has a port {port}"));
+            }
+        }
+        for service in services {
+            if !endpoints.iter().any(|endpoint| has(service, &endpoint["port"])) {
+                let service = &service["metadata"]["name"];
+                problems.push(format!("Service {service} has no port of ServiceMonitor {name}"));
             }
         }
     }
@@ -128,7 +135,7 @@ mod tests {
         assert_eq!(problems(&objects()), [""; 0]);
         for (change, expected) in [
             ("/1/metadata/labels/app", "ServiceMonitor \"m\" selects no service"),
-            ("/2/spec/endpoints/0/port", "Service \"s\" has no port \"other\""),
+            ("/2/spec/endpoints/0/port", "Service \"s\" has no port of ServiceMonitor \"m\""),
             ("/1/spec/selector/app", "Service \"s\" selects no pods"),
             ("/1/spec/ports/0/targetPort", "Service \"s\": its pods have no port \"other\""),
         ] {
