@@ -96,6 +96,14 @@ pub enum Error {
         /// The caller's deadline.
         milliseconds: u128,
     },
+    /// A program did not end within its limit, whatever the caller's deadline.
+    #[error("{what} {problem}")]
+    Hung {
+        /// The program and its path.
+        what: String,
+        /// How long it ran, and its state.
+        problem: String,
+    },
     /// A stream was cancelled: it is to be begun again where it stopped.
     #[error("{what}: go on from behind the last range that came")]
     GivenUp {
@@ -205,7 +213,7 @@ impl Error {
             Self::InUse { .. } => Code::FailedPrecondition,
             Self::Aborted { .. } => Code::Aborted,
             Self::Unavailable { .. } => Code::Unavailable,
-            Self::Late { .. } | Self::GivenUp { .. } => Code::DeadlineExceeded,
+            Self::Late { .. } | Self::Hung { .. } | Self::GivenUp { .. } => Code::DeadlineExceeded,
             Self::HungUp => Code::Cancelled,
             Self::Io { .. } | Self::Unexpected { .. } => Code::Internal,
             Self::Daemon(detail) => code_of(detail.kind()),

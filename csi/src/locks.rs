@@ -1,15 +1,18 @@
 //! Locks that admit one call for each volume at a time; a second call is refused at once.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
+use std::time::Duration;
 
+use blockd_csi_base::clock::Clock;
 use parking_lot::Mutex;
 
 use crate::error::Error;
 
-/// The objects with a call in progress.
+/// The objects with a call in progress, and since when.
 #[derive(Clone, Default, Debug)]
-pub struct Locks(Arc<Mutex<BTreeSet<String>>>);
+pub struct Locks(Arc<Mutex<BTreeMap<String, Clock>>>);
 
 /// Releases the lock when dropped. The task that does the work owns it, so that the lock stays held
 /// when the caller disconnects.
@@ -39,17 +42,29 @@ impl Locks {
     }
 
     fn take_key(&self, key: &str, what: &str) -> Result<Guard, Error> {
-        if self.0.lock().insert(key.to_owned()) {
-            return Ok(Guard { locks: self.clone(), key: key.to_owned() });
-        }
+        let age = match self.0.lock().entry(key.to_owned()) {
+            Entry::Vacant(free) => {
+                free.insert(Clock::start());
+                return Ok(Guard { locks: self.clone(), key: key.to_owned() });
+            }
+            Entry::Occupied(taken) => taken.get().elapsed(),
+        };
         let what = blockd_csi_base::error::shown(what);
-        Err(Error::Aborted { what, problem: "is being worked on by another call".to_owned() })
+        Err(Error::Aborted { what, problem: busy(age) })
     }
 
     /// How many are taken.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.lock().len()
+    }
+}
+
+/// Says that a call is in progress. One that hangs in the kernel is seen by its age.
+fn busy(age: Duration) -> String {
+    match age.as_secs() {
+        0 => "is being worked on by another call".to_owned(),
+        seconds => format!("is being worked on by another call, for {seconds} s"),
     }
 }
 
@@ -62,6 +77,13 @@ impl Drop for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_that_takes_long_is_refused_with_its_age() {
+        let said = busy(Duration::from_millis(75_900));
+        assert_eq!(said, "is being worked on by another call, for 75 s");
+        assert_eq!(busy(Duration::from_millis(900)), "is being worked on by another call");
+    }
 
     #[test]
     fn a_second_call_on_a_volume_is_aborted_and_others_are_not() {

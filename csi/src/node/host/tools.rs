@@ -1,8 +1,15 @@
 //! Runs the tools of file systems and devices.
 
 use std::ffi::OsStr;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use blockd_csi_base::clock::Clock;
+use parking_lot::Mutex;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::error::Error;
 use crate::node::world::Result;
@@ -12,6 +19,36 @@ const TOOLS: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bi
 
 /// Limit of a tool's output in errors: its last lines have the reason of the failure.
 const SAID_BYTES: usize = 400;
+
+/// How long tools may run that read a few blocks or ask the kernel: milliseconds where nothing else
+/// runs, and seconds on a machine that is short of memory.
+const QUICK: Duration = Duration::from_secs(30);
+
+/// How long the others may run: mkfs and growing write tables in proportion to the size, for
+/// minutes at 16 TiB on a disk.
+const SLOW: Duration = Duration::from_secs(15 * 60);
+
+/// How long a check may run: one of all of a damaged file system reads all of its tables, and is of
+/// no use when it is stopped before its end.
+const CHECK: Duration = Duration::from_secs(2 * 60 * 60);
+
+/// How long a program that is killed may take to end, unless it hangs in the kernel.
+const END: Duration = Duration::from_secs(2);
+
+/// How often a running tool is looked at.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Programs that hang in the kernel, by the path that they were started for: they end when the
+/// kernel lets go of them, and until then no other is started for that path.
+static HANGING: Mutex<Vec<(PathBuf, Child)>> = Mutex::new(Vec::new());
+
+fn limit(program: &str) -> Duration {
+    match program {
+        "blkid" | "blockdev" | "losetup" => QUICK,
+        "e2fsck" => CHECK,
+        _ => SLOW,
+    }
+}
 
 /// Runs a tool.
 ///
@@ -43,19 +80,90 @@ pub(super) fn said<S: AsRef<OsStr>>(
     Err(Error::unexpected(format!("{program} {path}"), problem))
 }
 
-/// Runs a tool, and returns its output and status.
+/// Runs a tool, and returns its output and status. A tool that takes too long is killed.
+///
+/// # Errors
+/// When it can't be started, takes too long, or an earlier one of that path still hangs.
 pub(super) fn run<S: AsRef<OsStr>>(
     program: &str,
     words: &[S],
     last: Option<&Path>,
 ) -> Result<Output> {
+    run_for(program, words, last, limit(program))
+}
+
+fn run_for<S: AsRef<OsStr>>(
+    program: &str,
+    words: &[S],
+    last: Option<&Path>,
+    limit: Duration,
+) -> Result<Output> {
     tracing::debug!(program, path = ?last, "run");
+    let subject = last.unwrap_or_else(|| Path::new(""));
+    refuse_hanging(subject)?;
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(program);
     command.args(words).args(last).stdin(Stdio::null());
     // The tools' output is compared, and the tools are searched in all the usual directories.
     command.env("LC_ALL", "C").env("PATH", format!("{path}:{TOOLS}"));
-    command.output().map_err(|error| Error::io(format!("starting {program}"), error))
+    let failed = |error| Error::io(format!("starting {program}"), error);
+    // Not pipes: a thread that reads the output of a hanging program would hang with it.
+    let (stdout, stderr) = (in_memory().map_err(failed)?, in_memory().map_err(failed)?);
+    command.stdout(stdout.try_clone().map_err(failed)?);
+    command.stderr(stderr.try_clone().map_err(failed)?);
+    let mut child = command.spawn().map_err(failed)?;
+    let waiting = |error| Error::io(format!("waiting for {program}"), error);
+    if let Some(status) = ended(&mut child, limit).map_err(waiting)? {
+        let (stdout, stderr) = (all_of(stdout).map_err(waiting)?, all_of(stderr).map_err(waiting)?);
+        return Ok(Output { status, stdout, stderr });
+    }
+    let (pid, seconds) = (child.id(), limit.as_secs());
+    child.kill().map_err(waiting)?;
+    let what = format!("{program} {}", subject.display());
+    let what = what.trim_end().to_owned();
+    tracing::warn!(program, pid, path = ?last, seconds, "killed after its time limit");
+    if ended(&mut child, END).map_err(waiting)?.is_some() {
+        return Err(Error::Hung { what, problem: format!("was killed after {seconds} s") });
+    }
+    HANGING.lock().push((subject.to_owned(), child));
+    let problem = format!("hangs in the kernel after {seconds} s, as process {pid}: see dmesg");
+    Err(Error::Hung { what, problem })
+}
+
+/// Refuses a path for which an earlier program still hangs.
+fn refuse_hanging(subject: &Path) -> Result<()> {
+    let mut hanging = HANGING.lock();
+    hanging.retain_mut(|(_, child)| child.try_wait().is_ok_and(|status| status.is_none()));
+    let Some((path, child)) = hanging.iter().find(|(path, _)| path == subject) else {
+        return Ok(());
+    };
+    let problem = format!("still has process {} of an earlier try, which hangs", child.id());
+    Err(Error::Hung { what: path.display().to_string(), problem })
+}
+
+/// Waits for the end of a program; `None` when it takes too long.
+fn ended(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let clock = Clock::start();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if clock.elapsed() >= limit {
+            return Ok(None);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn in_memory() -> io::Result<File> {
+    Ok(File::from(memfd_create(c"output", MemfdFlags::CLOEXEC)?))
+}
+
+fn all_of(mut file: File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// A problem, and the end of the tool's output, in a line.
@@ -77,5 +185,55 @@ mod tests {
         assert!(said.to_string().contains("no room"), "{said}");
         let said = succeeded::<&str>("no-such-program", &[], None).unwrap_err();
         assert!(said.to_string().contains("starting no-such-program"), "{said}");
+        let output = run("sh", &["-c", "echo out; echo err >&2"], None).unwrap();
+        assert_eq!((output.stdout, output.stderr), (b"out\n".to_vec(), b"err\n".to_vec()));
+    }
+
+    #[test]
+    fn a_tool_that_does_not_end_is_killed_and_its_call_fails() {
+        let path = Path::new("/dev/ublkb7");
+        let hangs = ["-c", "echo $$; exec sleep 1000"];
+        let short = Duration::from_millis(20);
+        let error = run_for("sh", &hangs, Some(path), short).unwrap_err();
+        assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
+        assert_eq!(error.to_string(), "sh /dev/ublkb7 was killed after 0 s");
+        // It is gone: the next one is started.
+        assert!(run("true", &[""; 0], Some(path)).is_ok());
+    }
+
+    /// A program that sleeps stands for one that hangs in the kernel and is not killed.
+    #[test]
+    fn while_a_tool_hangs_no_other_is_started_for_its_path() {
+        let path = PathBuf::from("/dev/ublkb8");
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id();
+        assert!(ended(&mut child, Duration::ZERO).unwrap().is_none());
+        HANGING.lock().push((path.clone(), child));
+        for _ in 0..3 {
+            let error = run("true", &[""; 0], Some(&path)).unwrap_err();
+            assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
+            let said = error.to_string();
+            assert_eq!(
+                said,
+                format!("/dev/ublkb8 still has process {pid} of an earlier try, which hangs")
+            );
+        }
+        assert!(run("true", &[""; 0], Some(Path::new("/dev/ublkb9"))).is_ok());
+        let pid = nix::unistd::Pid::from_raw(pid.try_into().unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        while run("true", &[""; 0], Some(&path)).is_err() {
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    #[test]
+    fn each_tool_has_a_limit_by_what_it_does() {
+        for program in ["blkid", "losetup", "blockdev"] {
+            assert_eq!(limit(program), QUICK);
+        }
+        for program in ["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "resize2fs", "xfs_growfs", "btrfs"] {
+            assert_eq!(limit(program), SLOW);
+        }
+        assert_eq!(limit("e2fsck"), CHECK);
     }
 }
