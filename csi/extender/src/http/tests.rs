@@ -244,8 +244,25 @@ async fn over_tls_any_client_may_come_and_plain_http_gets_nothing() {
     let listener = bind((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(serve(extender(1), listener, Some(acceptor)));
+    let authority = certified.cert.der().clone();
+    let answer = status_over_tls(address, authority, "extender").await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("ok\n"), "{answer}");
+    let request = b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let mut plain = tokio::net::TcpStream::connect(address).await.unwrap();
+    plain.write_all(request).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer).await;
+    assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
+}
+
+/// The answer to `GET /status`, of a server that proves to be of that name.
+async fn status_over_tls(
+    address: SocketAddr,
+    authority: rustls::pki_types::CertificateDer<'static>,
+    name: &'static str,
+) -> std::io::Result<String> {
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(certified.cert.der().clone()).unwrap();
+    roots.add(authority).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -253,17 +270,42 @@ async fn over_tls_any_client_may_come_and_plain_http_gets_nothing() {
         .with_root_certificates(roots)
         .with_no_client_auth();
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
-    let name = "extender".try_into().unwrap();
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let mut stream = connector.connect(name, stream).await.unwrap();
-    let request = b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    stream.write_all(request).await.unwrap();
+    let mut stream = connector.connect(name.try_into().unwrap(), stream).await?;
+    stream.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("ok\n"), "{answer}");
-    let mut plain = tokio::net::TcpStream::connect(address).await.unwrap();
-    plain.write_all(request).await.unwrap();
-    let mut answer = Vec::new();
-    let _ = plain.read_to_end(&mut answer).await;
-    assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
+
+/// The example's certificate is for the name by which the example of a scheduler calls the service.
+///
+/// Row: P38.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_certificate_of_the_example_is_for_the_name_that_the_scheduler_calls() {
+    use rustls::pki_types::pem::PemObject as _;
+
+    let examples =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/examples/extender");
+    let folder = std::env::temp_dir().join(format!("blockd-csi-example-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut script = std::process::Command::new(examples.join("certificate.sh"));
+    let output = script.current_dir(&folder).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let acceptor = tls::acceptor(&folder.join("tls.crt"), &folder.join("tls.key")).unwrap();
+    let authority =
+        rustls::pki_types::CertificateDer::from_pem_file(folder.join("ca.crt")).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let scheduler = std::fs::read_to_string(examples.join("scheduler.yaml")).unwrap();
+    let name = "blockd-csi-extender.blockd.svc";
+    assert!(scheduler.contains(&format!("serverName: {name}\n")), "{scheduler}");
+    for verb in ["filterVerb: predicate\n", "prioritizeVerb: prioritize\n"] {
+        assert!(scheduler.contains(verb), "{scheduler}");
+    }
+    let listener = bind((Ipv4Addr::LOCALHOST, 0).into()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(serve(extender(1), listener, Some(acceptor)));
+    let answer = status_over_tls(address, authority.clone(), name).await.unwrap();
+    assert!(answer.ends_with("ok\n"), "{answer}");
+    assert!(status_over_tls(address, authority, "other.blockd.svc").await.is_err());
 }
