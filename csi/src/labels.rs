@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::parameters::Keys;
+use crate::pmem;
 
 /// Labels of a volume.
 pub type Labels = BTreeMap<String, String>;
@@ -41,7 +42,8 @@ pub fn of_volume(
 /// The part of a volume's context that its labels hold.
 #[must_use]
 pub fn context(keys: &Keys, labels: &Labels) -> HashMap<String, String> {
-    let is_of_context = |key: &str| [keys.mkfs_options(), keys.fs_type()].iter().any(|k| k == key);
+    let of_context = [keys.mkfs_options(), keys.fs_type(), keys.of_context(pmem::USAGE)];
+    let is_of_context = |key: &String| of_context.contains(key);
     let found = labels.iter().filter(|(key, _)| is_of_context(key));
     found.map(|(key, value)| (key.clone(), value.clone())).collect()
 }

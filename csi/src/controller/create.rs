@@ -59,9 +59,11 @@ pub(super) async fn create(
     refuse_elsewhere(&plugin, &pools, &id).await?;
     let source = Source::find(&plugin, &pools, &asked).await?;
     let mutable = asked.parameters.mutable.clone().under(asked.mutable.clone());
-    let stored =
-        if asked.pmem.usage.is_none() { asked.context_of_fs(&plugin) } else { HashMap::new() };
     let keys = &settings.keys;
+    let mut stored = asked.context_of_fs(&plugin);
+    let usage =
+        asked.pmem.usage.map(|usage| (keys.of_context(pmem::USAGE), usage.name().to_owned()));
+    stored.extend(usage);
     let labels = labels::of_volume(keys, &asked.class.name, &request.parameters, &stored);
     let spec = |size| CreateSpec {
         class: &asked.class,

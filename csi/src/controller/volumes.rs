@@ -198,7 +198,7 @@ async fn of_failed_pool(
 }
 
 /// Converts an existing volume to its CSI message: its size, and its source as long as that exists.
-/// Of its context it has the part that labels hold: for the node, which gets it from the creation.
+/// Of its context it has the part that labels hold, which is all that the node acts by.
 fn to_wire(plugin: &Plugin, id: &str, volume: &v1::Volume) -> proto::Volume {
     let is_snapshot = plugin.settings.names.kind(&volume.origin) == Kind::Snapshot;
     let content_source = is_snapshot.then(|| {

@@ -53,6 +53,31 @@ async fn capacity(service: &Service, class: &str) -> (i64, i64, i64) {
     )
 }
 
+/// A namespace has no labels: its context is in the answer to its creation alone.
+#[tokio::test]
+async fn lists_return_the_context_of_volumes_of_extents_that_the_node_acts_by() {
+    let rig = rig();
+    let service = rig.controller();
+    let pairs = [("usage", "FileIO"), ("csi.blockd.io/mkfs-options", "-m 1")];
+    let request = mounted(asked("a", GIB, "pooled", &pairs), "ext4");
+    let made = make(&service, request).await;
+    make(&service, mounted(asked("b", GIB, "direct", &pairs), "ext4")).await;
+    let list = service.list_volumes(Request::new(proto::ListVolumesRequest::default())).await;
+    let entries = list.unwrap().into_inner().entries;
+    let context = |name: &str| {
+        let volumes = entries.iter().filter_map(|entry| entry.volume.clone());
+        let mut named = volumes.filter(|volume| volume.volume_id.ends_with(name));
+        named.next().unwrap().volume_context
+    };
+    let expected =
+        map(&[("csi.blockd.io/usage", "FileIO"), ("csi.blockd.io/mkfs-options", "-m 1")]);
+    assert_eq!(context("csi.a"), expected);
+    for (key, value) in expected {
+        assert_eq!(made.volume_context.get(&key), Some(&value), "{key}");
+    }
+    assert!(context("csi.b").is_empty());
+}
+
 /// Row: P19.
 #[tokio::test]
 async fn a_namespace_is_charged_with_its_overhead_and_has_the_requested_size() {
