@@ -75,6 +75,24 @@ fn refused() -> [(&'static str, Value, &'static str); 12] {
     ]
 }
 
+/// The values of the chart that do the same as a component.
+fn values_of(component: &str) -> Option<Value> {
+    Some(match component {
+        "base" => json!({}),
+        "daemon" => json!({"daemon": {"enabled": true}}),
+        "extender" => json!({
+            "extender": {"enabled": true, "tlsSecret": "blockd-csi-extender"},
+            "metrics": {"access": "pod", "annotations": false},
+        }),
+        "group-snapshots" => json!({"snapshotter": {"groups": true}}),
+        "kubelet-k0s" => json!({"kubelet": {"variant": "k0s"}}),
+        "metrics-proxy" => json!({"metrics": {"access": "proxy"}}),
+        "no-health-monitor" => json!({"healthMonitor": {"enabled": false}}),
+        "open-metrics" => json!({"metrics": {"access": "pod"}}),
+        _ => return None,
+    })
+}
+
 /// Renders and judges the chart, and the manifests as files.
 ///
 /// # Errors
@@ -162,7 +180,7 @@ fn other_alerts(rendered: &BTreeMap<String, Vec<Value>>, files: &Value) -> Resul
 }
 
 /// Builds the base alone and with each component, and the overlay of the documentation, by
-/// kustomize.
+/// kustomize. With a component it has to be what the chart makes of the values that do the same.
 ///
 /// # Errors
 /// When one can't be built, or does not hold.
@@ -182,14 +200,29 @@ pub(crate) fn kustomize(root: &Path) -> Result<Outcome> {
         files.insert(name.unwrap_or_else(|| "base".to_owned()), json!(built));
     }
     let count = files.len();
+    let mut cases = serde_json::Map::new();
+    let mut problems = Vec::new();
+    for name in files.keys() {
+        let Some(values) = values_of(name) else {
+            problems.push(format!("{name}: no values of the chart do the same"));
+            continue;
+        };
+        let case = json!({"release": "blockd", "namespace": "blockd", "values": values});
+        cases.insert(chart_of(name), case);
+    }
     let overlay = tools::documented_overlay(kubectl, root, &folder)?;
     files.insert("the overlay of the documentation".to_owned(), json!(overlay));
-    let asked = json!({"chart": root.join(CHART), "cases": {}, "files": files});
+    let asked = json!({"chart": root.join(CHART), "cases": cases, "files": files});
     let answer = tools::render(root, &asked)?;
-    let mut problems: Vec<String> = serde_json::from_value(answer["problems"].clone())?;
+    problems.extend(serde_json::from_value::<Vec<String>>(answer["problems"].clone())?);
     let built: BTreeMap<String, Vec<Value>> = serde_json::from_value(answer["objects"].clone())?;
     let known = flags::Known::read(root)?;
-    for (name, objects) in &built {
+    for (name, objects) in built.iter().filter(|(name, _)| files.contains_key(*name)) {
+        if cases.contains_key(&chart_of(name)) {
+            let chart = built.get(&chart_of(name)).map(Vec::as_slice).unwrap_or_default();
+            let found = objects::differences(chart, objects);
+            problems.extend(found.into_iter().map(|problem| format!("{name}: {problem}")));
+        }
         let found = objects::problems(objects).into_iter().chain(known.problems(objects));
         let found = found.chain(sidecars::problems(objects)).chain(privileges::problems(objects));
         problems.extend(found.map(|problem| format!("{name}: {problem}")));
@@ -202,6 +235,11 @@ pub(crate) fn kustomize(root: &Path) -> Result<Outcome> {
     }
     println!("manifests: the base, {} components and the documented overlay hold", count - 1);
     Ok(Outcome::Passed)
+}
+
+/// The name of the chart's rendering that is to equal that of a component.
+fn chart_of(component: &str) -> String {
+    format!("chart as {component}")
 }
 
 /// All files of YAML, as paths.

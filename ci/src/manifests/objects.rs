@@ -114,9 +114,24 @@ pub(super) fn differences(chart: &[Value], base: &[Value]) -> Vec<String> {
     problems
 }
 
+/// Lists of named items by their names: kustomize puts those of a patch elsewhere than the chart.
+fn in_order(value: &mut Value) {
+    match value {
+        Value::Array(items) => {
+            items.iter_mut().for_each(in_order);
+            if items.iter().all(|item| item["name"].is_string()) {
+                items.sort_by_key(|item| text(&item["name"]).to_owned());
+            }
+        }
+        Value::Object(fields) => fields.values_mut().for_each(in_order),
+        _ => {}
+    }
+}
+
 /// Without the labels that say where an object comes from.
 fn plain(object: &Value) -> Value {
     let mut object = object.clone();
+    in_order(&mut object);
     if let Some(metadata) = object["metadata"].as_object_mut() {
         metadata.remove("labels");
     }
@@ -237,6 +252,11 @@ mod tests {
         let namespace = json!({"kind": "Namespace", "metadata": {"name": "n"}});
         let base = [base, namespace];
         assert!(differences(std::slice::from_ref(&chart), &base).is_empty());
+        let named = |names: [&str; 2]| {
+            let items = names.map(|name| json!({"name": name}));
+            json!({"kind": "A", "metadata": {"name": "a"}, "x": items})
+        };
+        assert!(differences(&[named(["p", "q"])], &[named(["q", "p"])]).is_empty());
         let mut changed = chart;
         changed["x"][1] = 3.into();
         assert_eq!(differences(&[changed], &base), ["A a.x[1]: the chart has 3, the base 2"]);
