@@ -56,7 +56,8 @@ pub struct Settings {
     /// More words for the plugin's command line.
     pub words: Vec<String>,
     /// A script of a shell that prepares the plugin's surroundings in a mount namespace of its own,
-    /// and becomes the plugin with `exec "$@"`. Empty: the plugin is started as it is.
+    /// whose mounts are propagated as before, and becomes the plugin with `exec "$@"`. Empty: the
+    /// plugin is started as it is.
     pub launcher: String,
     /// More variables for the plugin's environment.
     pub variables: Vec<(String, String)>,
@@ -217,7 +218,8 @@ impl Plugin {
             Command::new(&self.program)
         } else {
             let mut command = Command::new("unshare");
-            command.args(["--mount", "sh", "-e", "-c", &self.launcher, "sh"]).arg(&self.program);
+            command.args(["--mount", "--propagation", "unchanged", "sh", "-e", "-c"]);
+            command.args([&self.launcher, "sh"]).arg(&self.program);
             command.env("HOME_FOLDER", &self.home);
             command
         };

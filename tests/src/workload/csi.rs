@@ -21,6 +21,17 @@ use crate::csi::rig::{Rig, Settings};
 use crate::csi::{self, Options};
 use crate::vm::Drive;
 
+/// Where the plugin's and the kubelet's folders are in the guest.
+const HOME: &str = "/csi";
+
+/// The plugin's container in the manifests: a root file system that can't be written, but for
+/// folders that are mounted there, whose mounts are propagated to the host.
+const CONTAINER: &str = "mount -o remount,bind,ro /\nexec \"$@\"";
+
+/// The capabilities that the plugin keeps there: CAP_DAC_OVERRIDE, CAP_SYS_ADMIN and
+/// CAP_SYS_RESOURCE.
+const KEPT: u64 = 1 << 1 | 1 << 21 | 1 << 24;
+
 /// The host's half.
 ///
 /// # Errors
@@ -33,7 +44,7 @@ pub fn run(run: &Run) -> Result<String> {
         .memory(2048)
         .modules(&["xfs", "btrfs", "loop", "dm-mod"])
         .programs(&["blkid", "mkfs.xfs", "xfs_repair", "xfs_growfs", "mkfs.btrfs", "btrfs"])
-        .programs(&["resize2fs", "losetup", "lvm", "sfdisk", "mkswap"])
+        .programs(&["resize2fs", "losetup", "lvm", "sfdisk", "mkswap", "mount", "unshare"])
         .program(&tools::blockd_csi()?)
         .drive(Drive::File(disk));
     let seed = run.seed;
@@ -57,11 +68,15 @@ pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
     let pool = Some(Path::new("/dev/vda").to_path_buf());
     let settings = Settings {
         daemon: daemon::Settings { pool, ..daemon::Settings::default() },
+        launcher: CONTAINER.to_owned(),
+        home: Some(HOME.into()),
         ..Settings::default()
     };
-    let mut rig = Rig::start("csi", &settings)?;
     // The kubelet shares its mounts with the containers that it starts.
-    guest::shell("mount --make-rshared /")?;
+    let shared = format!("mkdir {HOME} && mount --bind {HOME} {HOME} && mount --make-rshared /");
+    guest::shell(&shared)?;
+    let mut rig = Rig::start("csi", &settings)?;
+    privileges(&rig)?;
     let suite = if short { 0 } else { suite(&rig)? };
     let steps = node::all(&mut rig, short)?;
     let away = away::all(&mut rig, form)?;
@@ -73,6 +88,24 @@ pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
     println!(
         "{MARK}{suite} cases of the suite, {steps} steps of a node, {away}, {deaths}; nothing left"
     );
+    Ok(())
+}
+
+/// Fails when the plugin has other privileges than those that it is shipped with: everything else
+/// here is done with them.
+fn privileges(rig: &Rig) -> Result<()> {
+    let process = format!("/proc/{}", rig.plugin.pid().context("the plugin does not run")?);
+    let status = std::fs::read_to_string(format!("{process}/status"))?;
+    for name in ["CapPrm", "CapEff", "CapBnd"] {
+        let line = format!("{name}:\t{KEPT:016x}");
+        ensure!(status.lines().any(|one| one == line), "the plugin lacks {line}: {status}");
+    }
+    let mounts = std::fs::read_to_string(format!("{process}/mountinfo"))?;
+    let is_root = |line: &&str| line.split(' ').nth(4) == Some("/");
+    let root = mounts.lines().find(is_root).context("the plugin has no root")?;
+    let is_read_only = root.split(' ').nth(5).is_some_and(|words| words.starts_with("ro"));
+    ensure!(is_read_only, "the plugin can write its root: {root}");
+    println!("privileges: capabilities {KEPT:x}, a read-only root");
     Ok(())
 }
 
