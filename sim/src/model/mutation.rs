@@ -30,6 +30,7 @@ macro_rules! mutations {
         }
     };
 }
+pub(crate) use mutations;
 
 impl Mutation {
     /// True if the rule is about composite entries.

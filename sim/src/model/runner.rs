@@ -78,7 +78,7 @@ pub fn seed_of(base: u64, n: u64) -> u64 {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the runner is the edge that measures time")]
-pub(super) fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 

@@ -159,6 +159,7 @@ macro_rules! kinds {
         pub const KINDS: &[&str] = &[$($text,)*];
     };
 }
+pub(crate) use kinds;
 
 kinds! {
     Kind;

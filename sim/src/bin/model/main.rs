@@ -1,18 +1,22 @@
-//! Checks the commit protocol's model: random histories, mutations, complete enumerations.
+//! Checks the models of the project: random histories, mutations, complete enumerations.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use blockd_sim::model::runner::Limits;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 
 mod commits;
+mod hosts;
 mod report;
 
-/// Protocol model of the mapper's commit rules.
+/// Models of the mapper's commit rules, and of several hosts on one array.
 #[derive(Debug, Parser)]
 struct Args {
+    /// Rules that are tried: those of commits, with the claim page, or those of several hosts.
+    #[arg(value_enum, default_value_t = Subject::Commits)]
+    subject: Subject,
     /// How long random histories run.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
@@ -45,6 +49,14 @@ struct Args {
     without: Option<String>,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Subject {
+    /// The commit rules of the mapper, and the claim page.
+    Commits,
+    /// Several hosts on one array.
+    Hosts,
+}
+
 impl Args {
     /// The seed, drawn if none is given.
     fn seed(&self) -> u64 {
@@ -63,14 +75,22 @@ impl Args {
 
     /// Prints the command that repeats a violation.
     fn print_replay(&self, seed: u64) {
+        let subject = match self.subject {
+            Subject::Commits => "",
+            Subject::Hosts => "hosts ",
+        };
         let without = self.without.as_ref().map_or_else(String::new, |m| format!(" --without {m}"));
-        eprintln!("replay: cargo ci model --replay {seed}{without}");
+        eprintln!("replay: cargo ci model {subject}--replay {seed}{without}");
     }
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    match commits::run(&args) {
+    let good = match args.subject {
+        Subject::Commits => commits::run(&args),
+        Subject::Hosts => hosts::run(&args),
+    };
+    match good {
         None => {
             eprintln!("no such mutation; --mutate lists them");
             ExitCode::from(2)
