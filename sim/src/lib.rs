@@ -1,6 +1,6 @@
 //! The mapper without a kernel below it: a model of its protocol, a model of several hosts on one
-//! array, histories of many workers over disks that fail, images that losses of power can leave, and
-//! the rig that they stand on.
+//! array, histories of many workers over disks that fail, images that losses of power can leave,
+//! and the rig that they stand on.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "mutations")]

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::attachment::Kind;
 use super::mutation::Mutation;
-use super::parts::{Config, FenceKind, Kind};
+use super::parts::{Config, FenceKind};
 use super::state::World;
 use super::step::Step;
 use crate::model::runner::now;
@@ -55,7 +56,7 @@ const BASE: Config = Config {
 pub static SPACES: &[Space] = &[
     Space {
         name: "hand-over between two hosts: writes, flushes, every step of both",
-        depth: 10,
+        depth: 13,
         cfg: BASE,
         alphabet: &[
             &[Step::Submit(0, 0, Kind::Write, 0), Step::Work(0, 0)],
@@ -68,7 +69,7 @@ pub static SPACES: &[Space] = &[
     },
     Space {
         name: "takeover: a host that stands still and wakes with commands queued, by steps",
-        depth: 9,
+        depth: 12,
         cfg: BASE,
         alphabet: &[
             &[Step::Submit(0, 0, Kind::Write, 0), Step::Serve(0, 0)],
@@ -83,7 +84,7 @@ pub static SPACES: &[Space] = &[
     },
     Space {
         name: "two takeovers: the second host dies in the middle of the first one",
-        depth: 8,
+        depth: 9,
         cfg: BASE,
         alphabet: &[
             &[Step::Submit(0, 0, Kind::Write, 0), Step::Serve(0, 0)],
@@ -98,7 +99,7 @@ pub static SPACES: &[Space] = &[
     },
     Space {
         name: "growth by steps on two hosts, one of which dies",
-        depth: 9,
+        depth: 15,
         cfg: Config { open: 0b11, ..BASE },
         alphabet: &[
             &[Step::StartGrowth(0, 0)],

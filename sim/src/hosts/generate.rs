@@ -2,11 +2,10 @@
 
 use fastrand::Rng;
 
+use super::attachment::{Kind, Phase, Progress};
 use super::mutation::Mutation;
 use super::oracle::Fault;
-use super::parts::{
-    BLOCKS, CELLS, Config, DEVICES, FenceKind, HOSTS, Kind, PATHS, Phase, Progress,
-};
+use super::parts::{BLOCKS, CELLS, Config, DEVICES, FenceKind, HOSTS, PATHS};
 use super::state::{World, number};
 use super::step::{KINDS, Step};
 use crate::model::generate::{small, spread};

@@ -61,8 +61,8 @@ pub struct Register {
     pub pending: u16,
     /// The version written next.
     pub next: u8,
-    /// Versions that were over when a write of each host's client was answered: its next flush promises
-    /// that they do not come back.
+    /// Versions that were over when a write of each host's client was answered: its next flush
+    /// promises that they do not come back.
     pub over: [u16; HOSTS],
 }
 

@@ -1,7 +1,8 @@
 //! No silence for ever: bounded time after everything is repaired, each request has ended.
 
+use super::attachment::{Kind, Phase, Progress};
 use super::oracle::FaultKind;
-use super::parts::{CELLS, HOSTS, Kind, PATHS, Phase, Progress};
+use super::parts::{CELLS, HOSTS, PATHS};
 use super::state::{World, number};
 use super::step::Event;
 
@@ -45,8 +46,8 @@ impl World {
         self.note(Event::Settled);
     }
 
-    // A host that lost its power boots, one that is fenced comes back, and cells go on. Openings and
-    // closings come first: they may not starve requests.
+    // A host that lost its power boots, one that is fenced comes back, and cells go on. Openings
+    // and closings come first: they may not starve requests.
     fn run_host(&mut self, h: usize) {
         self.boot(h);
         self.start(h);
@@ -68,8 +69,8 @@ impl World {
         cells.all(|cell| cell.request.progress == Progress::Idle)
     }
 
-    /// The coordinator is away, and nothing is repaired: hosts that have cells open and can reach the
-    /// array serve them (H12).
+    /// The coordinator is away, and nothing is repaired: hosts that have cells open and can reach
+    /// the array serve them (H12).
     pub(super) fn settle_away(&mut self) {
         self.is_away = true;
         let serves = |world: &Self, h: usize, c: usize| {

@@ -1,11 +1,12 @@
 //! The whole state of one history.
 
 use super::array::{Array, NO_KEY};
+use super::attachment::{Host, Io, Phase, STANDBY};
 use super::mutation::Mutation;
 use super::oracle::{FRESH, Fault, FaultKind, Registers};
 use super::parts::{
-    BLOCKS, CELLS, COMMANDS, Command, Config, DEVICES, FREE, FenceKind, HOSTS, Host, Io, Lease,
-    NO_COMMAND, NONE, OBJECTS, PATHS, Payload, Phase, STANDBY, Stage, UNIT_BLOCKS, UNITS, Waiter,
+    BLOCKS, CELLS, COMMANDS, Command, Config, DEVICES, FREE, FenceKind, HOSTS, Lease, NO_COMMAND,
+    NONE, OBJECTS, PATHS, Payload, Stage, UNIT_BLOCKS, UNITS, Waiter,
 };
 use super::step::{Event, KINDS};
 use crate::model::list::List;
@@ -85,7 +86,7 @@ impl World {
                 has_lapsed: false,
                 age: 0,
                 watchdog: 0,
-                renewed: false,
+                renewals: 0,
                 restarted: 0,
                 directory: [NONE; UNITS],
                 knows_directory: false,

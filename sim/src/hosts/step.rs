@@ -1,6 +1,7 @@
 //! The steps a history is made of, and the events that the runner counts.
 
-use super::parts::{DEVICES, HOSTS, Kind, Stage};
+use super::attachment::Kind;
+use super::parts::{DEVICES, HOSTS, Stage};
 use super::state::World;
 use crate::model::state::ix;
 use crate::model::step::kinds;
@@ -161,7 +162,7 @@ impl World {
         let is_free = ix(self.leases[c].holder) >= HOSTS;
         let can = self.works(h) && !is_mine && !is_free;
         let cell = &mut self.hosts[h].cells[c];
-        let begins = can && cell.phase == super::parts::Phase::Standby && !cell.is_declared;
+        let begins = can && cell.phase == super::attachment::Phase::Standby && !cell.is_declared;
         if begins {
             cell.is_declared = true;
             self.note(Event::Declared);

@@ -1,11 +1,9 @@
 //! Closing a cell in order: gate, drain, write back, tree, clean superblock, release (H6).
 
+use super::attachment::{Growth, Io, NO_PAGE, NO_RING, Phase, Progress};
 use super::mutation::Mutation;
 use super::oracle::Register;
-use super::parts::{
-    ALL_DEVICES, FREE, Growth, Io, NO_PAGE, NO_RING, NONE, Payload, Phase, Progress, Superblock,
-    Waiter,
-};
+use super::parts::{ALL_DEVICES, FREE, NONE, Payload, Superblock, Waiter};
 use super::state::{World, number};
 use super::step::Event;
 
@@ -137,7 +135,8 @@ impl World {
         true
     }
 
-    // Gives the lease back. While the coordinator is away it stays here, and the cell may open again.
+    // Gives the lease back. While the coordinator is away it stays here, and the cell may open
+    // again.
     fn give_back(&mut self, h: usize, c: usize) -> bool {
         let cell = &self.hosts[h].cells[c];
         if self.without == Mutation::FenceLast && cell.is_declared {

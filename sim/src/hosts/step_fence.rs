@@ -1,11 +1,11 @@
 //! Leases of the coordinator, and the fence that comes before one is taken from another host.
 
 use super::array::NO_KEY;
+use super::attachment::{FenceProgress, NO_FENCE, Progress};
 use super::mutation::Mutation;
 use super::oracle::FaultKind;
 use super::parts::{
-    ALL_DEVICES, Command, DEVICES, FREE, FenceKind, FenceProgress, HOSTS, Lease, NO_FENCE, NONE,
-    PATHS, Progress, Stage,
+    ALL_DEVICES, Command, DEVICES, FREE, FenceKind, HOSTS, Lease, NONE, PATHS, Stage,
 };
 use super::state::{EXPIRY, World, number};
 use super::step::Event;
@@ -70,12 +70,17 @@ impl World {
         can
     }
 
-    /// The coordinator counts the holder as dead: it has seen no renewal for long enough, or another
-    /// membership.
+    /// The coordinator counts the holder as dead: it has seen no renewal for long enough, or
+    /// another membership.
     pub(super) fn is_expired(&self, h: usize, lease: &Lease) -> bool {
         let Some(holder) = self.hosts.get(usize::from(lease.holder)) else { return false };
-        let seen = self.hosts[h].seen[usize::from(lease.holder)];
-        seen >= EXPIRY || holder.membership != lease.membership
+        self.is_silent_host(h, lease.holder) || holder.membership != lease.membership
+    }
+
+    // No renewal of the other host was seen for long enough, nor is there one to see.
+    fn is_silent_host(&self, h: usize, other: u8) -> bool {
+        let host = &self.hosts[h];
+        host.seen[usize::from(other)] >= EXPIRY && host.renewals & 1 << other == 0
     }
 
     /// True if the host has fenced this holder on all devices.
@@ -124,7 +129,7 @@ impl World {
             || match self.cfg.fence {
                 FenceKind::PowerSwitch if self.is_switch_broken => false,
                 FenceKind::PowerSwitch => !self.hosts[target].is_on || self.power_off(target),
-                _ => self.hosts[h].seen[target] >= EXPIRY,
+                _ => self.is_silent_host(h, lease.holder),
             };
         if !is_stopped && self.without != Mutation::FailedFence {
             return false;
@@ -137,8 +142,8 @@ impl World {
         true
     }
 
-    // PREEMPT AND ABORT: the key is removed from every path, and its commands end. A key that is not
-    // there was removed before, or replaced by that of a later boot.
+    // PREEMPT AND ABORT: the key is removed from every path, and its commands end. A key that is
+    // not there was removed before, or replaced by that of a later boot.
     fn preempt(&mut self, h: usize, c: usize, device: usize, lease: &Lease) -> bool {
         let Some(path) = self.path(h, device) else { return false };
         if self.conflicts(h, device, path) {

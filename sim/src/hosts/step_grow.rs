@@ -1,7 +1,8 @@
 //! Growth: a unit from the directory, under its lease, then the superblock, then its use (H9).
 
+use super::attachment::{Growth, Io};
 use super::mutation::Mutation;
-use super::parts::{CELLS, DIRECTORY, Growth, Io, NONE, Payload, Superblock, UNITS, Waiter};
+use super::parts::{CELLS, DIRECTORY, NONE, Payload, Superblock, UNITS, Waiter};
 use super::state::{World, number};
 use super::step::Event;
 
@@ -29,7 +30,7 @@ impl World {
     /// Growth begins ahead of need.
     pub(super) fn start_growth(&mut self, h: usize, c: usize) -> bool {
         let cell = &mut self.hosts[h].cells[c];
-        let can = cell.phase == super::parts::Phase::Serve
+        let can = cell.phase == super::attachment::Phase::Serve
             && cell.growth == Growth::Idle
             && usize::from(cell.units) < super::parts::CELL_UNITS;
         if can {

@@ -1,82 +1,13 @@
-//! Hosts: power, daemon, paths, registration, the lease in the lockspace, and the end of being an
-//! owner.
+//! Hosts: power, daemon, and the end of being an owner.
 
-use super::array::NO_KEY;
+use super::attachment::{Growth, Io, Kind, NO_PAGE, NO_REQUEST, NO_RING, Phase, Progress, STANDBY};
 use super::mutation::Mutation;
 use super::oracle::FaultKind;
-use super::parts::{
-    CELLS, DEVICES, FenceKind, Growth, HOSTS, Io, Kind, NO_PAGE, NO_REQUEST, NO_RING, NONE, PATHS,
-    Phase, Progress, STANDBY, Stage,
-};
-use super::state::{EXPIRY, OWN_EXPIRY, WATCHDOG, World, number};
+use super::parts::{CELLS, DEVICES, HOSTS, NONE, PATHS, Stage};
+use super::state::{World, number};
 use super::step::Event;
 
 impl World {
-    /// Registers the next path (H1). The first path of a device is registered as it is; each further
-    /// one is verified afterwards: a key that is gone from the others was removed by a fence.
-    pub(super) fn register(&mut self, h: usize) -> bool {
-        if !self.has_reservations() || !self.runs(h) || self.hosts[h].is_fenced {
-            return false;
-        }
-        if self.hosts[h].probing.0 != NONE {
-            return self.verify(h);
-        }
-        for device in 0..DEVICES {
-            for path in 0..PATHS {
-                let host = &self.hosts[h];
-                let bit = 1 << path;
-                if host.paths & bit == 0 || host.registered[device] & bit != 0 {
-                    continue;
-                }
-                let is_first = host.registered[device] == 0;
-                let is_left_out = match self.without {
-                    Mutation::OnePath => !is_first,
-                    Mutation::OneDevice => device > 0,
-                    _ => false,
-                };
-                if !is_left_out {
-                    self.array.keys[device][h][path] = host.key;
-                    self.array.reserved[device] = true;
-                }
-                if is_first || is_left_out || self.without == Mutation::PathBack {
-                    self.hosts[h].registered[device] |= bit;
-                } else {
-                    self.hosts[h].probing = (number(device), number(path));
-                }
-                self.note(Event::Registered);
-                return true;
-            }
-        }
-        false
-    }
-
-    // Looks whether the other paths of the device have the key still.
-    fn verify(&mut self, h: usize) -> bool {
-        let host = &mut self.hosts[h];
-        let (device, path) = (usize::from(host.probing.0), usize::from(host.probing.1));
-        if host.paths & 1 << path == 0 {
-            return false;
-        }
-        host.probing = (NONE, NONE);
-        let keys = &mut self.array.keys[device][h];
-        let others = (0..PATHS).filter(|p| host.registered[device] & 1 << p != 0);
-        if { others }.any(|p| keys[p] == host.key) {
-            host.registered[device] |= 1 << path;
-            self.note(Event::PathVerified);
-        } else {
-            keys[path] = NO_KEY;
-            self.note(Event::PathRefused);
-            self.conflict(h, 0);
-        }
-        true
-    }
-
-    /// True if the host may take leases: its key is registered on each device (H1).
-    pub(super) fn is_ready(&self, h: usize) -> bool {
-        let late = self.without == Mutation::RegisterLate;
-        late || !self.has_reservations() || self.hosts[h].registered.iter().all(|paths| *paths != 0)
-    }
-
     /// The machine stands still.
     pub(super) fn freeze(&mut self, h: usize) -> bool {
         let can = self.runs(h);
@@ -170,8 +101,8 @@ impl World {
         true
     }
 
-    /// A fenced host comes back without a boot: its cells are gone and none of its commands is left.
-    /// Rings that its daemon did not drop, because it did not run, are still there.
+    /// A fenced host comes back without a boot: its cells are gone and none of its commands is
+    /// left. Rings that its daemon did not drop, because it did not run, are still there.
     pub(super) fn rejoin(&mut self, h: usize) -> bool {
         let host = &self.hosts[h];
         let is_out = host.is_fenced || (host.is_preempted && !host.has_daemon);
@@ -227,9 +158,9 @@ impl World {
         }
     }
 
-    /// The host lost its lease in the lockspace: it drops its cells without another write, and their
-    /// devices become errors (H2). Requests that were not begun park.
-    fn lapse(&mut self, h: usize) {
+    /// The host lost its lease in the lockspace: it drops its cells without another write, and
+    /// their devices become errors (H2). Requests that were not begun park.
+    pub(super) fn lapse(&mut self, h: usize) {
         self.note(Event::Lapsed);
         self.hosts[h].has_lapsed = true;
         for c in 0..CELLS {
@@ -309,72 +240,5 @@ impl World {
             let is_of = usize::from(x.host) == h && cell.is_none_or(|c| usize::from(x.cell) == c);
             !is_of || x.stage != Stage::Kernel
         });
-    }
-
-    /// Time passes: leases are renewed, expire, and watchdogs reset.
-    pub(super) fn tick(&mut self) {
-        for h in 0..HOSTS {
-            self.hosts[h].renewed = false;
-            if self.hosts[h].is_on {
-                self.tick_host(h);
-            }
-        }
-        for observer in 0..HOSTS {
-            if !self.runs(observer) {
-                continue;
-            }
-            for other in 0..HOSTS {
-                let renewed = self.hosts[other].renewed;
-                let seen = &mut self.hosts[observer].seen[other];
-                *seen = if renewed { 0 } else { EXPIRY.min(*seen + 1) };
-            }
-        }
-    }
-
-    fn tick_host(&mut self, h: usize) {
-        let can_renew = self.can_renew(h);
-        let is_ignored = self.without == Mutation::LapseIgnored;
-        if can_renew && self.runs(h) && self.hosts[h].has_lapsed {
-            self.join(h);
-        }
-        let host = &mut self.hosts[h];
-        host.watchdog = host.watchdog.saturating_add(1);
-        if !host.is_frozen {
-            host.age = host.age.saturating_add(1);
-            if can_renew {
-                (host.age, host.watchdog, host.renewed) = (0, 0, true);
-                host.has_lapsed = false;
-            }
-        }
-        let (is_frozen, is_old) = (host.is_frozen, host.age >= OWN_EXPIRY && !host.has_lapsed);
-        // A host that has dropped its cells feeds its watchdog.
-        let is_reset = host.watchdog >= WATCHDOG && !host.has_lapsed && !is_old;
-        if is_old && !is_frozen && !is_ignored {
-            self.lapse(h);
-        } else if is_reset && self.cfg.fence == FenceKind::Watchdog && !is_ignored {
-            self.note(Event::WatchdogReset);
-            self.power_off(h);
-        }
-        // A host that cannot renew its lease looks whether its key is still there.
-        let host = &self.hosts[h];
-        let is_out = host.has_lapsed && !host.is_fenced;
-        let looks = self.runs(h) && host.has_daemon && is_out;
-        let looks = looks && self.without != Mutation::KeyNotSought;
-        if looks && self.path(h, 0).is_some_and(|path| self.conflicts(h, 0, path)) {
-            self.conflict(h, 0);
-        }
-    }
-
-    // The host joins the lockspace: others read its new record before they count it as dead.
-    fn join(&mut self, h: usize) {
-        self.hosts[h].membership = self.draw();
-        for observer in &mut self.hosts {
-            observer.seen[h] = 0;
-        }
-    }
-
-    // The renewal is a write to the array.
-    fn can_renew(&self, h: usize) -> bool {
-        self.path(h, 0).is_some_and(|path| !self.conflicts(h, 0, path))
     }
 }

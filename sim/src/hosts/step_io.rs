@@ -1,17 +1,15 @@
 //! Requests of clients, and the commands that they become.
 
+use super::attachment::{Growth, Io, Kind, NO_PAGE, NO_REQUEST, Page, Phase, Progress, Request};
 use super::mutation::Mutation;
 use super::oracle::{FaultKind, VERSIONS};
-use super::parts::{
-    ALL_DEVICES, BLOCKS, Growth, Io, Kind, NO_PAGE, NO_REQUEST, NONE, Page, Payload, Phase,
-    Progress, Request, Stage, UNIT_BLOCKS, Waiter,
-};
+use super::parts::{ALL_DEVICES, BLOCKS, NONE, Payload, UNIT_BLOCKS, Waiter};
 use super::state::{World, number};
 use super::step::Event;
 
 impl World {
-    /// A client submits a request. Clients of different hosts do not write one block at once, unless
-    /// the other host stands still.
+    /// A client submits a request. Clients of different hosts do not write one block at once,
+    /// unless the other host stands still.
     pub(super) fn submit_request(&mut self, h: usize, c: usize, kind: Kind, block: u8) -> bool {
         let host = &self.hosts[h];
         let cell = &host.cells[c];
@@ -207,8 +205,8 @@ impl World {
         true
     }
 
-    // A client gets the version. A host that was fenced and has not met a conflict yet may read what
-    // was there before; one that knows, or that has handed the cell over, may not.
+    // A client gets the version. A host that was fenced and has not met a conflict yet may read
+    // what was there before; one that knows, or that has handed the cell over, may not.
     fn respond(&mut self, h: usize, c: usize, block: u8, version: u8) {
         self.checks += 1;
         let (deposed, host) = (self.is_deposed(h, c), &self.hosts[h]);
@@ -270,63 +268,5 @@ impl World {
         let cell = &mut self.hosts[h].cells[c];
         (cell.request, cell.request_io) = (NO_REQUEST, Io::Idle);
         cell.has_served = true;
-    }
-
-    /// The kernel sends a queued command to the target.
-    pub(super) fn send(&mut self, at: usize) -> bool {
-        let Some(command) = self.commands.all().get(at).copied() else { return false };
-        let (h, c) = (usize::from(command.host), usize::from(command.cell));
-        let device = command.payload.device();
-        if command.stage != Stage::Kernel || !self.runs(h) {
-            return false;
-        }
-        let Some(path) = self.path(h, device) else { return false };
-        // A restart of the array is noticed by the daemon; the kernel only sends again.
-        if self.hosts[h].has_daemon && self.hosts[h].restarted & 1 << device != 0 {
-            return !self.access(h, c, 1 << device, true);
-        }
-        if self.conflicts(h, device, path) {
-            if self.without != Mutation::ConflictRetried {
-                self.commands.remove(at);
-            }
-            if self.hosts[h].has_daemon {
-                self.conflict(h, c);
-            }
-            return true;
-        }
-        self.commands.all_mut()[at].stage = Stage::Target;
-        true
-    }
-
-    /// The target carries a command out.
-    pub(super) fn land(&mut self, at: usize) -> bool {
-        let Some(command) = self.commands.all().get(at).copied() else { return false };
-        if command.stage != Stage::Target {
-            return false;
-        }
-        self.commands.remove(at);
-        let (h, c) = (usize::from(command.host), usize::from(command.cell));
-        if command.reign != self.reigns[usize::from(command.object)] {
-            self.fail(FaultKind::ForeignWrite, h, usize::from(command.object), command.reign);
-        }
-        if let Payload::Data(unit, ..) = command.payload {
-            let tenant = &mut self.tenants[usize::from(unit)];
-            if *tenant != NONE && *tenant != command.cell {
-                self.fail(FaultKind::DoubleUse, h, c, unit);
-            } else {
-                *tenant = command.cell;
-            }
-        }
-        self.array.land(command.payload);
-        let host = &mut self.hosts[h];
-        if host.is_on && host.process == command.process && host.boot == command.boot {
-            let cell = &mut host.cells[c];
-            match command.waiter {
-                Waiter::Move => cell.io = Io::Done,
-                Waiter::Request => cell.request_io = Io::Done,
-                Waiter::Growth => cell.growth_io = Io::Done,
-            }
-        }
-        true
     }
 }

@@ -1,10 +1,11 @@
 //! Opening a cell: lease, fence, flush, read, superblock of the new open.
 
+use super::attachment::{Growth, Io, NO_RING, Phase, Progress, Ring};
 use super::mutation::Mutation;
 use super::oracle::FaultKind;
 use super::parts::{
-    ALL_DEVICES, CELL_UNITS, FenceKind, Growth, Io, Lease, NO_RING, NONE, Payload, Phase, Progress,
-    Ring, Superblock, UNIT_BLOCKS, UNITS, Waiter,
+    ALL_DEVICES, CELL_UNITS, FenceKind, Lease, NONE, Payload, Superblock, UNIT_BLOCKS, UNITS,
+    Waiter,
 };
 use super::state::{PATIENCE, World, number};
 use super::step::Event;
@@ -29,7 +30,8 @@ impl World {
         }
     }
 
-    // Requests that wait open the cell. So does a host that asks for it, if the lease was left here.
+    // Requests that wait open the cell. So does a host that asks for it, if the lease was left
+    // here.
     fn want(&mut self, h: usize, c: usize) -> bool {
         let is_asked = self.asks[c] & !(1 << h) != 0 && self.holds(h, c);
         let cell = &mut self.hosts[h].cells[c];
@@ -224,8 +226,8 @@ impl World {
         true
     }
 
-    // What an open shows stays there, whatever happens to the power; what only the ring knew, for as
-    // long as the ring does.
+    // What an open shows stays there, whatever happens to the power; what only the ring knew, for
+    // as long as the ring does.
     fn opened(&mut self, h: usize, c: usize) {
         if self.is_deposed(h, c) {
             return;

@@ -150,7 +150,7 @@ impl World {
 
 macro_rules! kinds {
     ($type:ident; $($name:ident = $text:literal,)*) => {
-        /// What the runner counts; a kind that never happened fails the run.
+        /// Kinds that the runner counts; one that never happened fails the run.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum $type { $(#[doc = $text] $name,)* }

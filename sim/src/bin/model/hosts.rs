@@ -15,9 +15,12 @@ use serde_json::{Value, json};
 
 use super::{Args, report};
 
-/// Random histories for each mutation, and violations after which they end.
+/// Random histories for each mutation: what is rarer than one in some thousands has a script.
 const MUTATION_HISTORIES: u64 = 60_000;
-const MUTATION_VIOLATIONS: u64 = 200;
+/// Violations after which they end.
+const MUTATION_VIOLATIONS: u64 = 50;
+/// Half a second on an idle machine.
+const MUTATION_TIME: Duration = Duration::from_secs(3);
 
 /// Runs what the arguments ask for; nothing if they name no mutation of this model.
 pub(crate) fn run(args: &Args) -> Option<bool> {
@@ -54,7 +57,7 @@ fn random(args: &Args, without: Mutation) -> bool {
 fn mutate(args: &Args) -> bool {
     let seed = args.seed.unwrap_or(1);
     let limits = Limits {
-        time: Duration::from_secs(1),
+        time: MUTATION_TIME,
         histories: MUTATION_HISTORIES / args.threads,
         violations: MUTATION_VIOLATIONS / args.threads,
         threads: args.threads,

@@ -1,4 +1,4 @@
-//! What both models print.
+//! The output of both models.
 
 use blockd_sim::model::runner::{Report, Subject};
 use blockd_sim::model::table::Line;
