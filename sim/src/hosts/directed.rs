@@ -219,8 +219,8 @@ static SCRIPTS: &[Directed] = &[
         ],
     },
     Directed {
-        story: "a host boots and logs in; a write of its last boot is still in the target",
-        catches: &[Mutation::LoginKeepsCommands],
+        story: "a host boots and registers; a write of its last boot is still in the target",
+        catches: &[Mutation::OldCommandsKept],
         cfg: BASE,
         steps: &[
             Step::Submit(0, 0, Kind::Write, 0),
@@ -368,6 +368,26 @@ static SCRIPTS: &[Directed] = &[
             Step::Work(1, 0),
             Step::Submit(0, 0, Kind::Read, 0),
             Step::Settle(0),
+        ],
+    },
+    Directed {
+        story: "the array restarts while a daemon is down, whose host comes back after a fence",
+        catches: &[Mutation::RestartForgotten],
+        cfg: Config { recovery: false, ..BASE },
+        steps: &[
+            Step::Submit(0, 0, Kind::Write, 1),
+            Step::Work(0, 0),
+            Step::Kill(0),
+            Step::Submit(2, 0, Kind::Read, 0),
+            Step::Work(2, 0),
+            Step::Work(2, 0),
+            Step::ArrayPower(0),
+            Step::Rejoin(0),
+            Step::Start(0),
+            Step::Work(2, 0),
+            Step::Submit(0, 0, Kind::Flush, 1),
+            Step::Settle(95),
+            Step::Settle(160),
         ],
     },
 ];

@@ -33,6 +33,7 @@ enum Draw {
     Rejoin,
     Path,
     Tick,
+    Drift,
     ArrayPower,
     WriteBack,
     Reset,
@@ -41,7 +42,7 @@ enum Draw {
     Switch,
 }
 
-const DRAWS: [Draw; 26] = [
+const DRAWS: [Draw; 27] = [
     Draw::Submit,
     Draw::Serve,
     Draw::Advance,
@@ -62,6 +63,7 @@ const DRAWS: [Draw; 26] = [
     Draw::Rejoin,
     Draw::Path,
     Draw::Tick,
+    Draw::Drift,
     Draw::ArrayPower,
     Draw::WriteBack,
     Draw::Reset,
@@ -74,17 +76,17 @@ const DRAWS: [Draw; 26] = [
 // seldom gets deep into anything.
 const PROFILES: [[u8; DRAWS.len()]; 6] = [
     // Of everything a little.
-    [34, 16, 24, 6, 2, 40, 10, 10, 2, 2, 6, 4, 4, 2, 4, 2, 4, 3, 4, 10, 2, 2, 1, 1, 1, 1],
+    [34, 16, 24, 6, 2, 40, 10, 10, 2, 2, 6, 4, 4, 2, 4, 2, 4, 3, 4, 10, 3, 2, 2, 1, 1, 1, 1],
     // Hand-overs.
-    [40, 20, 40, 4, 1, 40, 10, 10, 8, 0, 2, 1, 3, 1, 3, 0, 2, 1, 1, 3, 2, 3, 1, 2, 2, 0],
+    [40, 20, 40, 4, 1, 40, 10, 10, 8, 0, 2, 1, 3, 1, 3, 0, 2, 1, 1, 3, 1, 2, 3, 1, 2, 2, 0],
     // Hosts that stand still or lose their paths, and takeovers.
-    [34, 14, 26, 3, 1, 34, 14, 8, 1, 3, 6, 10, 6, 3, 4, 1, 3, 3, 8, 16, 1, 1, 2, 1, 2, 1],
+    [34, 14, 26, 3, 1, 34, 14, 8, 1, 3, 6, 10, 6, 3, 4, 1, 3, 3, 8, 16, 5, 1, 1, 2, 1, 2, 1],
     // Daemons and machines that die.
-    [34, 16, 24, 3, 1, 36, 8, 10, 1, 3, 8, 1, 3, 8, 8, 6, 8, 6, 2, 10, 2, 2, 1, 1, 1, 1],
+    [34, 16, 24, 3, 1, 36, 8, 10, 1, 3, 8, 1, 3, 8, 8, 6, 8, 6, 2, 10, 3, 2, 2, 1, 1, 1, 1],
     // Growth.
-    [34, 16, 20, 34, 8, 40, 10, 10, 4, 1, 3, 3, 4, 2, 4, 2, 4, 2, 2, 10, 4, 4, 1, 3, 1, 0],
+    [34, 16, 20, 34, 8, 40, 10, 10, 4, 1, 3, 3, 4, 2, 4, 2, 4, 2, 2, 10, 3, 4, 4, 1, 3, 1, 0],
     // An array that loses power.
-    [36, 18, 24, 6, 2, 36, 12, 12, 4, 1, 3, 2, 3, 2, 4, 2, 4, 2, 2, 6, 12, 8, 1, 1, 1, 0],
+    [36, 18, 24, 6, 2, 36, 12, 12, 4, 1, 3, 2, 3, 2, 4, 2, 4, 2, 2, 6, 1, 12, 8, 1, 1, 1, 0],
 ];
 
 /// Random histories, without one of the rules.
@@ -218,6 +220,7 @@ fn draw(rng: &mut Rng, draw: Draw, world: &World) -> Step {
         Draw::Rejoin => Step::Rejoin(chosen(h, |h| world.hosts[h].is_preempted)),
         Draw::Path => Step::Path(h, small(rng, number(PATHS))),
         Draw::Tick => Step::Tick,
+        Draw::Drift => Step::Drift(h),
         Draw::ArrayPower => Step::ArrayPower(if rng.bool() { 0 } else { rng.u16(..) }),
         Draw::WriteBack => Step::WriteBack(small(rng, super::array::STRUCTURES)),
         Draw::Reset => Step::Reset(small(rng, number(DEVICES))),

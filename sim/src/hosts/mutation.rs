@@ -9,6 +9,7 @@ mutations! {
     NotPersistent, "H1d", "registrations do not outlive a power loss of the array";
     PathBack, "H1e", "a path that comes back is registered and used, without a look at the others";
     SameKey, "H1f", "the key of a host is the same after each boot";
+    OldCommandsKept, "H1g", "a host registers a new key while commands of its last boot are in the target";
     NoLease, "H2a", "a cell that is closed is opened without its lease";
     LapseIgnored, "H2b", "a host that lost its lease goes on, and no watchdog resets it";
     QueueKept, "H2c", "a host that lost its lease leaves commands in its kernel's queue";
@@ -46,7 +47,7 @@ mutations! {
     DirtyKept, "H14b", "dirty pages are not written before the cell is released";
     RestartUnnoticed, "H15a", "a restart of the array counts for nothing";
     RestartOpenOnly, "H15b", "a restart of the array counts for cells that are open only";
+    RestartForgotten, "H15c", "a host that comes back without a boot forgets a restart of the array";
     AskedOnce, "H16a", "the holder of a cell is asked for it once only";
     HandedUnserved, "H16b", "a cell is handed on before the requests that waited for it are served";
-    LoginKeepsCommands, "A1", "commands of a host's last boot stay in the target when it logs in again";
 }

@@ -52,6 +52,8 @@ pub enum Step {
     Path(u8, u8),
     /// Time passes.
     Tick,
+    /// The clock of a host runs ahead of all others.
+    Drift(u8),
     /// The array loses power; a bit for each structure that it keeps.
     ArrayPower(u16),
     /// The array writes a structure back on its own.
@@ -92,6 +94,7 @@ impl World {
             Step::PowerOff(h) => self.power_off(ix(h)),
             Step::Boot(h) => self.boot(ix(h)),
             Step::Rejoin(h) => self.rejoin(ix(h)),
+            Step::Drift(h) => self.drift(ix(h)),
             Step::Path(h, path) => {
                 self.toggle_path(ix(h), path);
                 true
@@ -208,6 +211,7 @@ kinds! {
     Booted = "host booted",
     Rejoined = "fenced host back without a boot",
     Lapsed = "lease in the lockspace lost",
+    Drifted = "clock of one host ran ahead",
     WatchdogReset = "host reset by its watchdog",
     ArrayPowerLost = "power of the array lost",
     RestartNoticed = "restart of the array noticed",

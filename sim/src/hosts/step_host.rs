@@ -84,18 +84,16 @@ impl World {
         true
     }
 
-    /// The machine boots: a new incarnation. Its login ends the commands of the last one.
+    /// The machine boots: a new incarnation.
     pub(super) fn boot(&mut self, h: usize) -> bool {
         if self.hosts[h].is_on {
             return false;
-        }
-        if self.without != Mutation::LoginKeepsCommands {
-            self.commands.retain(|x| usize::from(x.host) != h);
         }
         let host = &mut self.hosts[h];
         (host.is_on, host.has_daemon) = (true, true);
         host.cells = [STANDBY; CELLS];
         host.knows_directory = false;
+        host.restarted = 0;
         self.incarnate(h);
         self.note(Event::Booted);
         true
@@ -114,6 +112,9 @@ impl World {
             cell.phase = Phase::Standby;
         }
         self.hosts[h].process += 1;
+        if self.without == Mutation::RestartForgotten {
+            self.hosts[h].restarted = 0;
+        }
         self.incarnate(h);
         self.note(Event::Rejoined);
         true
@@ -130,7 +131,7 @@ impl World {
         // It has to join the lockspace before it takes a lease.
         (host.is_fenced, host.is_preempted) = (false, false);
         host.has_lapsed = self.without != Mutation::NotJoined;
-        (host.age, host.watchdog, host.restarted) = (0, 0, 0);
+        (host.age, host.watchdog) = (0, 0);
         host.seen = [0; HOSTS];
     }
 

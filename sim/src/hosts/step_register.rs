@@ -17,33 +17,41 @@ impl World {
         if self.hosts[h].probing.0 != NONE {
             return self.verify(h);
         }
-        for device in 0..DEVICES {
-            for path in 0..PATHS {
-                let host = &self.hosts[h];
-                let bit = 1 << path;
-                if host.paths & bit == 0 || host.registered[device] & bit != 0 {
-                    continue;
-                }
-                let is_first = host.registered[device] == 0;
-                let is_left_out = match self.without {
-                    Mutation::OnePath => !is_first,
-                    Mutation::OneDevice => device > 0,
-                    _ => false,
-                };
-                if !is_left_out {
-                    self.array.keys[device][h][path] = host.key;
-                    self.array.reserved[device] = true;
-                }
-                if is_first || is_left_out || self.without == Mutation::PathBack {
-                    self.hosts[h].registered[device] |= bit;
-                } else {
-                    self.hosts[h].probing = (number(device), number(path));
-                }
-                self.note(Event::Registered);
-                return true;
-            }
+        let host = &self.hosts[h];
+        let is_open = |(device, path): &(usize, usize)| {
+            host.paths & !host.registered[*device] & 1 << path != 0
+        };
+        let mut all = (0..DEVICES).flat_map(|device| (0..PATHS).map(move |path| (device, path)));
+        let Some((device, path)) = all.find(is_open) else { return false };
+        let (key, is_first) = (host.key, host.registered[device] == 0);
+        if is_first && self.without != Mutation::OldCommandsKept {
+            self.end_old_commands(h, device);
         }
-        false
+        let is_left_out = match self.without {
+            Mutation::OnePath => !is_first,
+            Mutation::OneDevice => device > 0,
+            _ => false,
+        };
+        if !is_left_out {
+            self.array.keys[device][h][path] = key;
+            self.array.reserved[device] = true;
+        }
+        if is_first || is_left_out || self.without == Mutation::PathBack {
+            self.hosts[h].registered[device] |= 1 << path;
+        } else {
+            self.hosts[h].probing = (number(device), number(path));
+        }
+        self.note(Event::Registered);
+        true
+    }
+
+    // Once the key is replaced, no fence reaches the commands of the last incarnation.
+    fn end_old_commands(&mut self, h: usize, device: usize) {
+        let boot = self.hosts[h].boot;
+        self.commands.retain(|x| {
+            let is_of = usize::from(x.host) == h && x.payload.device() == device;
+            !is_of || x.boot == boot
+        });
     }
 
     // Looks whether the other paths of the device have the key still.

@@ -26,6 +26,24 @@ impl World {
         }
     }
 
+    /// The clock of one host runs ahead: it gives its cells up too early, and counts others as dead.
+    /// Only a watchdog needs clocks that agree.
+    pub(super) fn drift(&mut self, h: usize) -> bool {
+        if !self.runs(h) || self.cfg.fence == FenceKind::Watchdog {
+            return false;
+        }
+        let host = &mut self.hosts[h];
+        host.age = host.age.saturating_add(1);
+        for seen in &mut host.seen {
+            *seen = EXPIRY.min(*seen + 1);
+        }
+        if host.age >= OWN_EXPIRY && !host.has_lapsed && self.without != Mutation::LapseIgnored {
+            self.lapse(h);
+        }
+        self.note(Event::Drifted);
+        true
+    }
+
     fn tick_host(&mut self, h: usize) {
         let can_renew = self.can_renew(h);
         let is_ignored = self.without == Mutation::LapseIgnored;
