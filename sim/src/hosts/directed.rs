@@ -390,4 +390,19 @@ static SCRIPTS: &[Directed] = &[
             Step::Settle(160),
         ],
     },
+    Directed {
+        story: "a host loses its lease and takes it again while another fences it for the old one",
+        catches: &[Mutation::FenceOutlived],
+        cfg: Config { fence: FenceKind::Watchdog, open: 0b10, one_path: 0b11, ..BASE },
+        steps: &[
+            Step::Path(1, 0),
+            Step::Tick,
+            Step::Tick,
+            Step::Tick,
+            Step::Tick,
+            Step::Tick,
+            Step::Tick,
+            Step::Settle(29),
+        ],
+    },
 ];

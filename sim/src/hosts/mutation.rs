@@ -21,6 +21,7 @@ mutations! {
     FailedFence, "H3d", "a fence that failed is taken as done";
     AcquireThenFence, "H3e", "an expired lease is taken first, its holder is fenced afterwards";
     StopNoReset, "H3f", "a host that was switched off or reset has no commands in the target";
+    FenceOutlived, "H3g", "a fence counts for leases that the host takes after it";
     NoOpenFlush, "H4", "a cell is read without a flush before it";
     ConflictRetried, "H5a", "after a conflict the key is registered again and the command repeated";
     FencedReads, "H5b", "reads go on after a conflict";

@@ -86,7 +86,9 @@ impl World {
     /// True if the host has fenced this holder on all devices.
     pub(super) fn has_fenced(&self, h: usize, c: usize, lease: &Lease) -> bool {
         let fence = &self.hosts[h].cells[c].fence;
-        fence.target == *lease && fence.devices == ALL_DEVICES
+        let is_later = self.without == Mutation::FenceOutlived
+            && (fence.target.holder, fence.target.boot) == (lease.holder, lease.boot);
+        (fence.target == *lease || is_later) && fence.devices == ALL_DEVICES
     }
 
     /// A fence of this holder begins, unless it has begun before.

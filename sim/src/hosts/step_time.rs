@@ -26,8 +26,8 @@ impl World {
         }
     }
 
-    /// The clock of one host runs ahead: it gives its cells up too early, and counts others as dead.
-    /// Only a watchdog needs clocks that agree.
+    /// The clock of one host runs ahead: it gives its cells up too early, and counts others as
+    /// dead. Only a watchdog needs clocks that agree.
     pub(super) fn drift(&mut self, h: usize) -> bool {
         if !self.runs(h) || self.cfg.fence == FenceKind::Watchdog {
             return false;
