@@ -15,6 +15,8 @@ mutations! {
     QueueKept, "H2c", "a host that lost its lease leaves commands in its kernel's queue";
     GrowthNoLease, "H2d", "space is granted without the lease of the directory";
     NotJoined, "H2e", "a host that boots takes leases before it has renewed its membership";
+    JoinsEarly, "H2f", "a host renews a lapsed membership while its commands are in flight";
+    FedEarly, "H2g", "a host whose membership lapsed feeds its watchdog while its commands are in flight";
     TimeOnly, "H3a", "a lease that has expired is enough";
     OneDeviceFenced, "H3b", "the key is removed from the first device only";
     PreemptNoAbort, "H3c", "PREEMPT without ABORT";

@@ -1,7 +1,7 @@
 //! Time: memberships are renewed and end, and watchdogs reset (H2).
 
 use super::mutation::Mutation;
-use super::parts::{FenceKind, HOSTS};
+use super::parts::{FenceKind, HOSTS, Stage};
 use super::state::{EXPIRY, OWN_EXPIRY, WATCHDOG, World};
 use super::step::Event;
 
@@ -47,7 +47,11 @@ impl World {
     fn tick_host(&mut self, h: usize) {
         let can_renew = self.can_renew(h);
         let is_ignored = self.without == Mutation::LapseIgnored;
-        let renews = can_renew && !self.hosts[h].is_frozen;
+        let is_fed_early = self.without == Mutation::FedEarly;
+        // What was sent before the lapse may be sent again, below the device that became an error.
+        let has_left = self.hosts[h].has_lapsed && self.has_own_commands(h);
+        let joins = !has_left || self.without == Mutation::JoinsEarly;
+        let renews = can_renew && !self.hosts[h].is_frozen && joins;
         if renews && self.hosts[h].has_lapsed {
             self.join(h);
         }
@@ -63,8 +67,9 @@ impl World {
             (host.age, host.watchdog, host.has_lapsed) = (0, 0, false);
         }
         let (is_frozen, is_old) = (host.is_frozen, host.age >= OWN_EXPIRY && !host.has_lapsed);
-        // A host that has dropped its cells feeds its watchdog.
-        let is_reset = host.watchdog >= WATCHDOG && !host.has_lapsed && !is_old;
+        // A host that has dropped its cells, and whose commands have ended, feeds its watchdog.
+        let is_fed = is_old || (host.has_lapsed && (!has_left || is_fed_early));
+        let is_reset = host.watchdog >= WATCHDOG && !is_fed;
         if is_old && !is_frozen && !is_ignored {
             self.lapse(h);
         } else if is_reset && self.cfg.fence == FenceKind::Watchdog && !is_ignored {
@@ -82,6 +87,14 @@ impl World {
         if looks && is_refused && self.without != Mutation::KeyNotSought {
             self.conflict(h, 0);
         }
+    }
+
+    fn has_own_commands(&self, h: usize) -> bool {
+        let boot = self.hosts[h].boot;
+        // Without that rule the host does not know of its queue.
+        let is_known = |stage| stage == Stage::Target || self.without != Mutation::QueueKept;
+        let mut own = self.commands.all().iter().filter(|x| usize::from(x.host) == h);
+        own.any(|x| x.boot == boot && is_known(x.stage))
     }
 
     // The host joins the lockspace: others read its new record before they count it as dead.
