@@ -89,7 +89,7 @@ enum Action {
         #[command(subcommand)]
         what: Option<Tests>,
     },
-    /// The protocol model; arguments go to its binary
+    /// The protocol model, or with `hosts` that of several hosts; arguments go to its binary
     Model(Forwarded),
     /// The simulator of the real mapper; arguments go to its binary
     Sim(Forwarded),

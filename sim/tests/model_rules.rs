@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use blockd_sim::model::directed::Directed;
 use blockd_sim::model::exhaustive::{SPACES, Space, enumerate};
+use blockd_sim::model::generate::Commits;
 use blockd_sim::model::mutation::Mutation;
 use blockd_sim::model::runner::{Limits, run_random};
 use blockd_sim::model::step::KINDS;
@@ -14,7 +15,7 @@ fn limits(histories: u64, violations: u64) -> Limits {
 
 #[test]
 fn random_histories_keep_every_promise() {
-    let report = run_random(7, Mutation::Nothing, limits(60_000, 1));
+    let report = run_random(&Commits::new(Mutation::Nothing), 7, limits(60_000, 1));
     assert!(report.first.is_none(), "replay with seed {:?}", report.first);
     assert!(report.counters.checks > 100_000, "the oracle compared next to nothing");
     for (kind, n) in KINDS.iter().zip(report.counters.kinds) {
@@ -48,7 +49,7 @@ fn every_mutation_is_caught() {
         if Directed::of(*mutation).next().is_some() {
             continue;
         }
-        let report = run_random(1, *mutation, limits(60_000, 1));
+        let report = run_random(&Commits::new(*mutation), 1, limits(60_000, 1));
         assert!(report.violations > 0, "{} {mutation:?} not caught", mutation.rule());
     }
 }

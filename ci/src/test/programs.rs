@@ -16,9 +16,11 @@ use crate::{built, command};
 type Program = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 /// Programs that use all cores.
-const BUSY: [Program; 6] = [
+const BUSY: [Program; 8] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
+    ("model", &["hosts", "--seconds", "8"], &["hosts", "--seconds", "60"]),
+    ("model", &["hosts", "--mutate"], &["hosts", "--mutate"]),
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
     ("sim", &["--mutate"], &["--mutate"]),
     ("crash", &[], &[]),

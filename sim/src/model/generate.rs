@@ -5,6 +5,7 @@ use fastrand::Rng;
 use super::mutation::Mutation;
 use super::oracle::Fault;
 use super::parts::{CkptState, CommitState, OpState, Phase};
+use super::runner::{Counters, Subject};
 use super::state::{Config, OPS, World};
 use super::step::{KINDS, Step, kind_of};
 
@@ -98,6 +99,21 @@ const PROFILES: [[u8; DRAWS.len()]; COPYING + REDIRECTING] = [
 
 const TABLE: usize = 256;
 
+/// Spreads weights over a table that one random byte indexes.
+pub(crate) fn spread<D: Copy, const N: usize>(draws: [D; N], weights: [u8; N]) -> [D; TABLE] {
+    let total: usize = weights.iter().map(|w| usize::from(*w)).sum();
+    std::array::from_fn(|at| {
+        let mut rest = at * total / TABLE;
+        for (draw, weight) in draws.iter().zip(weights) {
+            if rest < usize::from(weight) {
+                return *draw;
+            }
+            rest -= usize::from(weight);
+        }
+        draws[0]
+    })
+}
+
 /// Draw tables, made once.
 #[derive(Clone)]
 pub struct Tables {
@@ -117,57 +133,15 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// Spreads the weights over tables that one random byte indexes.
+    /// The tables of all profiles.
     pub fn new() -> Self {
-        let mut draws = [[Draw::Op; TABLE]; PROFILES.len()];
-        for (table, weights) in draws.iter_mut().zip(PROFILES) {
-            let total: usize = weights.iter().map(|w| usize::from(*w)).sum();
-            for (at, place) in table.iter_mut().enumerate() {
-                let mut rest = at * total / TABLE;
-                for (draw, weight) in DRAWS.iter().zip(weights) {
-                    if rest < usize::from(weight) {
-                        *place = *draw;
-                        break;
-                    }
-                    rest -= usize::from(weight);
-                }
-            }
-        }
+        let draws = PROFILES.map(|weights| spread(DRAWS, weights));
         Self { draws }
     }
 }
 
-/// How often each kind of step was taken.
-#[derive(Clone, Debug)]
-pub struct Counters {
-    /// Counts by kind.
-    pub kinds: [u64; KINDS.len()],
-    /// Values compared by the oracle.
-    pub checks: u64,
-}
-
-impl Counters {
-    /// All zero.
-    pub fn new() -> Self {
-        Self { kinds: [0; KINDS.len()], checks: 0 }
-    }
-
-    /// Adds another thread's counters.
-    pub fn add(&mut self, other: &Self) {
-        for (sum, more) in self.kinds.iter_mut().zip(other.kinds) {
-            *sum += more;
-        }
-        self.checks += other.checks;
-    }
-}
-
-impl Default for Counters {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-fn small(rng: &mut Rng, n: u8) -> u8 {
+/// A number below `n`.
+pub(crate) fn small(rng: &mut Rng, n: u8) -> u8 {
     ((rng.u32(..) >> 16) * u32::from(n)).to_le_bytes()[2]
 }
 
@@ -286,6 +260,29 @@ fn draw_open(rng: &mut Rng, world: &World) -> Step {
         _ if n < 94 => Step::Late(small(rng, 4)),
         _ if n < 97 => Step::Kill,
         _ => Step::Power(rng.u16(..)),
+    }
+}
+
+/// Random histories of the commit protocol, without one of its rules.
+#[derive(Debug)]
+pub struct Commits {
+    tables: Tables,
+    mutation: Mutation,
+}
+
+impl Commits {
+    /// Histories without this rule.
+    pub fn new(mutation: Mutation) -> Self {
+        Self { tables: Tables::new(), mutation }
+    }
+}
+
+impl Subject for Commits {
+    type Fault = Fault;
+    const KINDS: &'static [&'static str] = KINDS;
+
+    fn run(&self, seed: u64, counters: &mut Counters) -> Option<Fault> {
+        run(&self.tables, seed, self.mutation, counters, |_| {})
     }
 }
 

@@ -23,17 +23,20 @@ macro_rules! mutations {
                 match self { Self::Nothing => "-", $(Self::$name => $rule,)* }
             }
 
-            /// True if the rule is about composite entries.
-            pub fn is_composite(self) -> bool {
-                self.rule().starts_with('K')
-            }
-
             /// Describes an implementation with this mistake.
             pub fn what(self) -> &'static str {
                 match self { Self::Nothing => "all rules in place", $(Self::$name => $what,)* }
             }
         }
     };
+}
+pub(crate) use mutations;
+
+impl Mutation {
+    /// True if the rule is about composite entries.
+    pub fn is_composite(self) -> bool {
+        self.rule().starts_with('K')
+    }
 }
 
 mutations! {

@@ -2,10 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::generate::{Counters, Tables, run};
-use super::mutation::Mutation;
-use super::oracle::Fault;
-
 /// When a run ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -19,9 +15,44 @@ pub struct Limits {
     pub threads: u64,
 }
 
+/// A model that random histories explore.
+pub trait Subject: Sync {
+    /// A violation.
+    type Fault: Copy + Send + std::fmt::Debug;
+    /// Names of the kinds of steps or events that are counted.
+    const KINDS: &'static [&'static str];
+
+    /// Runs the history of a seed.
+    fn run(&self, seed: u64, counters: &mut Counters) -> Option<Self::Fault>;
+}
+
+/// How often each kind of step was taken.
+#[derive(Clone, Debug)]
+pub struct Counters {
+    /// Counts by kind.
+    pub kinds: Vec<u64>,
+    /// Values compared by the oracle.
+    pub checks: u64,
+}
+
+impl Counters {
+    /// All zero.
+    pub fn new(kinds: usize) -> Self {
+        Self { kinds: vec![0; kinds], checks: 0 }
+    }
+
+    /// Adds another thread's counters.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, more) in self.kinds.iter_mut().zip(&other.kinds) {
+            *sum += more;
+        }
+        self.checks += other.checks;
+    }
+}
+
 /// The result of a run.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct Report<F> {
     /// Histories run.
     pub histories: u64,
     /// How long it took.
@@ -29,7 +60,7 @@ pub struct Report {
     /// Violations found.
     pub violations: u64,
     /// Seed and fault of the first violation.
-    pub first: Option<(u64, Fault)>,
+    pub first: Option<(u64, F)>,
     /// Histories until the first violation, on its thread.
     pub until_first: u64,
     /// Counts of the steps in the histories.
@@ -47,23 +78,23 @@ pub fn seed_of(base: u64, n: u64) -> u64 {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the runner is the edge that measures time")]
-pub(super) fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-fn one_thread(base: u64, mutation: Mutation, limits: Limits, thread: u64) -> Report {
-    let (tables, start) = (Tables::new(), now());
+fn one_thread<S: Subject>(subject: &S, base: u64, limits: Limits, thread: u64) -> Report<S::Fault> {
+    let start = now();
     let mut report = Report {
         histories: 0,
         elapsed: Duration::ZERO,
         violations: 0,
         first: None,
         until_first: 0,
-        counters: Counters::new(),
+        counters: Counters::new(S::KINDS.len()),
     };
     while report.histories < limits.histories && report.violations < limits.violations {
         let seed = seed_of(base, report.histories * limits.threads + thread);
-        let fault = run(&tables, seed, mutation, &mut report.counters, |_| {});
+        let fault = subject.run(seed, &mut report.counters);
         report.histories += 1;
         if let Some(fault) = fault {
             report.violations += 1;
@@ -81,9 +112,9 @@ fn one_thread(base: u64, mutation: Mutation, limits: Limits, thread: u64) -> Rep
 }
 
 /// Runs random histories until a limit is reached.
-pub fn run_random(base: u64, mutation: Mutation, limits: Limits) -> Report {
-    let reports: Vec<Report> = std::thread::scope(|scope| {
-        let start = |thread| scope.spawn(move || one_thread(base, mutation, limits, thread));
+pub fn run_random<S: Subject>(subject: &S, base: u64, limits: Limits) -> Report<S::Fault> {
+    let reports: Vec<_> = std::thread::scope(|scope| {
+        let start = |thread| scope.spawn(move || one_thread(subject, base, limits, thread));
         let threads: Vec<_> = (0..limits.threads).map(start).collect();
         threads.into_iter().filter_map(|t| t.join().ok()).collect()
     });

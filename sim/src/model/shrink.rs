@@ -1,7 +1,6 @@
 //! From a failing history to a short one.
 
 use super::mutation::Mutation;
-use super::oracle::Fault;
 use super::state::{Config, World};
 use super::step::Step;
 
@@ -18,16 +17,16 @@ pub fn replay(cfg: Config, mutation: Mutation, steps: &[Step]) -> World {
 }
 
 /// Leaves out steps as long as a violation remains; returns the reduced history and its violation.
-pub fn shrink(cfg: Config, mutation: Mutation, steps: &[Step]) -> (Vec<Step>, Option<Fault>) {
+pub fn shrink<S: Clone, F>(steps: &[S], replay: impl Fn(&[S]) -> Option<F>) -> (Vec<S>, Option<F>) {
     let mut kept = steps.to_vec();
-    let mut fault = replay(cfg, mutation, &kept).fault;
+    let mut fault = replay(&kept);
     let mut width = kept.len() / 2;
     while width > 0 && fault.is_some() {
         let (mut at, mut removed) = (0, false);
         while at + width <= kept.len() {
             let mut fewer = kept.clone();
             fewer.drain(at..at + width);
-            let found = replay(cfg, mutation, &fewer).fault;
+            let found = replay(&fewer);
             if found.is_some() {
                 (kept, fault, removed) = (fewer, found, true);
             } else {

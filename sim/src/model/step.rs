@@ -149,18 +149,20 @@ impl World {
 }
 
 macro_rules! kinds {
-    ($($name:ident = $text:literal,)*) => {
-        /// The kinds of steps that the runner counts; a kind that never happened fails the run.
+    ($type:ident; $($name:ident = $text:literal,)*) => {
+        /// Kinds that the runner counts; one that never happened fails the run.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
-        pub enum Kind { $(#[doc = $text] $name,)* }
+        pub enum $type { $(#[doc = $text] $name,)* }
 
         /// Names of the kinds, in their order.
         pub const KINDS: &[&str] = &[$($text,)*];
     };
 }
+pub(crate) use kinds;
 
 kinds! {
+    Kind;
     Write = "write",
     Fua = "FUA write",
     Discard = "discard",

@@ -3,23 +3,25 @@
 use std::time::Duration;
 
 use super::directed::Directed;
+use super::generate::Commits;
 use super::mutation::Mutation;
-use super::oracle::FaultKind;
-use super::runner::{Limits, run_random};
+use super::runner::{Limits, Subject, run_random};
 
 /// One line of the table.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// The removed rule.
-    pub mutation: Mutation,
+    pub rule: &'static str,
+    /// The name of the mutation.
+    pub name: String,
+    /// Describes an implementation with this mistake.
+    pub what: &'static str,
     /// Random histories run.
     pub histories: u64,
     /// Violations in them.
     pub violations: u64,
     /// Random histories until the first violation; 0 if there was none.
     pub until_first: u64,
-    /// The kind of the first violation.
-    pub kind: Option<FaultKind>,
     /// Scripted histories for this mutation.
     pub scripts: usize,
     /// Scripted histories that end in a violation.
@@ -29,6 +31,29 @@ pub struct Line {
 }
 
 impl Line {
+    /// Runs random histories without a rule; `scripts` says for each scripted history made for it
+    /// whether it ended in a violation.
+    pub fn of<S: Subject>(
+        (rule, name, what): (&'static str, String, &'static str),
+        subject: &S,
+        seed: u64,
+        limits: Limits,
+        scripts: &[bool],
+    ) -> Self {
+        let report = run_random(subject, seed, limits);
+        Self {
+            rule,
+            name,
+            what,
+            histories: report.histories,
+            violations: report.violations,
+            until_first: report.until_first,
+            scripts: scripts.len(),
+            scripts_caught: scripts.iter().filter(|caught| **caught).count(),
+            elapsed: report.elapsed,
+        }
+    }
+
     /// True if the removal did not go unnoticed.
     pub fn caught(&self) -> bool {
         let scripted = self.scripts > 0 && self.scripts_caught == self.scripts;
@@ -48,21 +73,8 @@ impl Line {
 
 /// Tries one mutation: random histories, then the scripted ones made for it.
 pub fn try_mutation(mutation: Mutation, seed: u64, limits: Limits) -> Line {
-    let report = run_random(seed, mutation, limits);
-    let scripts = Directed::of(mutation).count();
-    let caught = Directed::of(mutation).filter(|d| d.run(mutation).fault.is_some()).count();
-    let scripted = Directed::of(mutation).find_map(|d| d.run(mutation).fault);
-    Line {
-        mutation,
-        histories: report.histories,
-        violations: report.violations,
-        until_first: report.until_first,
-        kind: report
-            .first
-            .map(|(_, fault)| fault.kind)
-            .or_else(|| scripted.map(|fault| fault.kind)),
-        scripts,
-        scripts_caught: caught,
-        elapsed: report.elapsed,
-    }
+    let caught = |d: &Directed| d.run(mutation).fault.is_some();
+    let scripts: Vec<bool> = Directed::of(mutation).map(caught).collect();
+    let rule = (mutation.rule(), format!("{mutation:?}"), mutation.what());
+    Line::of(rule, &Commits::new(mutation), seed, limits, &scripts)
 }
