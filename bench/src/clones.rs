@@ -23,8 +23,8 @@ use crate::control;
 use crate::stats::{median, quantile};
 
 /// The volume with the image, and its snapshot.
-const IMAGE: &str = "image";
-const SNAPSHOT: &str = "golden";
+pub(crate) const IMAGE: &str = "image";
+pub(crate) const SNAPSHOT: &str = "golden";
 /// Bytes of a stretch of the image that is written, and from one to the next.
 const STRETCH: u64 = 1 << 20;
 const STRIDE: u64 = 8 << 20;
@@ -62,12 +62,12 @@ pub struct Times {
 }
 
 impl Times {
-    fn of(seconds: &[f64]) -> Result<Self> {
+    pub(crate) fn of(seconds: &[f64]) -> Result<Self> {
         let at = |part: f64| quantile(seconds, part).map(|one| one * 1000.0).context("no times");
         Ok(Self { p50: at(0.5)?, p95: at(0.95)? })
     }
 
-    fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         json!({ "p50_ms": self.p50, "p95_ms": self.p95 })
     }
 }
@@ -166,7 +166,7 @@ impl Bench {
         // The code is in memory, and so is the leaf that all clones share.
         for name in ["warm-0", "warm-1"] {
             make(&mut client, name).await?;
-            attach(&mut client, name).await?;
+            attach(&mut client, name, v1::FrontEnd::Nbd).await?;
             read(daemon, name)?;
         }
         std::thread::sleep(PAUSE);
@@ -178,7 +178,7 @@ impl Bench {
             let begun = clock.seconds();
             make(&mut client, &name).await?;
             let made = clock.seconds();
-            attach(&mut client, &name).await?;
+            attach(&mut client, &name, v1::FrontEnd::Nbd).await?;
             read(daemon, &name)?;
             makes.push(made - begun);
             reads.push(clock.seconds() - begun);
@@ -197,10 +197,7 @@ impl Bench {
         let mut client = control::connect(daemon);
         let clock = Clock::start();
         for number in 0..clones {
-            let name = format!("clone-{number}");
-            let detach = v1::DetachVolumeRequest { name: name.clone(), ..Default::default() };
-            client.detach_volume(detach).await?;
-            client.delete_volume(v1::DeleteVolumeRequest { name, ..Default::default() }).await?;
+            delete(&mut client, &format!("clone-{number}")).await?;
         }
         Ok(Figures {
             clones,
@@ -300,7 +297,8 @@ fn restart(daemon: &mut Daemon, clones: usize) -> Result<f64> {
     Ok(seconds)
 }
 
-async fn make(client: &mut ControlClient<Channel>, name: &str) -> Result<()> {
+/// Makes a clone of the image.
+pub(crate) async fn make(client: &mut ControlClient<Channel>, name: &str) -> Result<()> {
     let (name, snapshot) = (name.to_owned(), SNAPSHOT.to_owned());
     let asked = v1::CloneVolumeRequest { name, snapshot, ..Default::default() };
     let changed = client.clone_volume(asked).await?.into_inner().changed;
@@ -308,10 +306,24 @@ async fn make(client: &mut ControlClient<Channel>, name: &str) -> Result<()> {
     Ok(())
 }
 
-async fn attach(client: &mut ControlClient<Channel>, name: &str) -> Result<()> {
-    let front_end = v1::FrontEnd::Nbd.into();
-    let asked = v1::AttachVolumeRequest { name: name.to_owned(), front_end, ..Default::default() };
-    client.attach_volume(asked).await?;
+/// Attaches one, and returns the path of its block device, if it has one.
+pub(crate) async fn attach(
+    client: &mut ControlClient<Channel>,
+    name: &str,
+    front_end: v1::FrontEnd,
+) -> Result<String> {
+    let (name, front_end) = (name.to_owned(), front_end.into());
+    let asked = v1::AttachVolumeRequest { name, front_end, ..Default::default() };
+    let volume = client.attach_volume(asked).await?.into_inner().volume;
+    Ok(volume.context("no volume in the answer")?.device_path)
+}
+
+/// Detaches and deletes one.
+pub(crate) async fn delete(client: &mut ControlClient<Channel>, name: &str) -> Result<()> {
+    let name = name.to_owned();
+    let detach = v1::DetachVolumeRequest { name: name.clone(), ..Default::default() };
+    client.detach_volume(detach).await?;
+    client.delete_volume(v1::DeleteVolumeRequest { name, ..Default::default() }).await?;
     Ok(())
 }
 
@@ -342,8 +354,13 @@ fn write_image(path: &Path, size: u64) -> Result<()> {
 
 /// KiB of memory of the daemon, in all and locked.
 fn memory(daemon: &Daemon) -> Result<[u64; 2]> {
-    let pid = daemon.pid().context("the daemon does not run")?;
-    Ok([kib_of(pid, "status", "VmRSS:")?, kib_of(pid, "status", "VmLck:")?])
+    memory_of(daemon.pid().context("the daemon does not run")?)
+}
+
+/// The same of a process.
+pub(crate) fn memory_of(pid: u32) -> Result<[u64; 2]> {
+    // Not VmLck, which has the pages that are not there yet.
+    Ok([kib_of(pid, "status", "VmRSS:")?, kib_of(pid, "smaps_rollup", "Locked:")?])
 }
 
 /// KiB in a line of a file of a process.

@@ -12,7 +12,9 @@ use blockd_bench::ublk::backing::{self, Disk};
 use blockd_bench::ublk::daemon::{Daemon, Pool};
 use blockd_bench::ublk::mapped::{self, Devices, Pair, WORKLOADS};
 use blockd_bench::ublk::peers::{Chunk, Device, Loop, Rublk, Thin};
-use blockd_bench::ublk::{Bench, Mode, after_snapshot, counts, first_touch, print, restart};
+use blockd_bench::ublk::{
+    Bench, Mode, after_snapshot, clones, counts, first_touch, print, restart,
+};
 use blockd_bench::{before, facts, ublk};
 use blockd_testkit::clock;
 use clap::Parser;
@@ -42,7 +44,7 @@ struct Arguments {
     #[arg(long)]
     quick: bool,
     /// Only workloads with this in their name: mapped/randread-1, first-touch/64k, after-snapshot,
-    /// counts, restart
+    /// counts, restart, clones
     #[arg(long)]
     only: Option<String>,
     /// Persistent memory in place of ramdisks, and nothing but blocks that were written before
@@ -68,6 +70,7 @@ struct Findings {
     mapped: Vec<Value>,
     first_touch: Vec<Value>,
     after_snapshot: Vec<Value>,
+    clones: Option<Value>,
     failed: Vec<&'static str>,
 }
 
@@ -110,6 +113,12 @@ fn main() -> Result<()> {
         findings.after_snapshot = outcomes.iter().map(print::after_snapshot_json).collect();
     });
     findings.note("after-snapshot", done);
+    let done = clones::measure(&bench).map(|outcome| {
+        outcome.iter().for_each(clones::Outcome::print);
+        findings.claims.extend(outcome.iter().flat_map(clones::Outcome::claims));
+        findings.clones = outcome.map(|outcome| outcome.to_json());
+    });
+    findings.note("clones", done);
     if bench.includes("restart") {
         let done = restart::rows(&bench).map(|rows| findings.pauses = rows);
         findings.note("restart", done);
@@ -128,7 +137,7 @@ fn main() -> Result<()> {
         "machine": facts::to_json(), "engine": arguments.engine,
         "seconds": bench.seconds, "pairs": bench.pairs,
         "mapped": findings.mapped, "first_touch": findings.first_touch,
-        "after_snapshot": findings.after_snapshot,
+        "after_snapshot": findings.after_snapshot, "clones": findings.clones,
         "claims": claims::claims_json(&findings.claims),
         "counts": rows(&findings.counts), "pauses": rows(&findings.pauses),
     });

@@ -100,7 +100,7 @@ async fn round(
     let name = VOLUME.to_owned();
     let made = v1::CreateVolumeRequest { name, size_bytes: SIZE, ..Default::default() };
     client.create_volume(made).await?;
-    attach(client, VOLUME).await?;
+    attach(client, VOLUME, v1::FrontEnd::Nbd).await?;
     let mut data = vec![0; PIECE];
     random.fill(&mut data);
     let offset = random.u64(..SIZE.unsigned_abs() / PIECE as u64) * PIECE as u64;
@@ -114,7 +114,7 @@ async fn round(
     let clones = v1::CloneVolumesRequest { snapshot: CUT.to_owned(), names, ..Default::default() };
     client.clone_volumes(clones).await?;
     connection.write(0, &data)?;
-    attach(client, CLONES[0]).await?;
+    attach(client, CLONES[0], v1::FrontEnd::Nbd).await?;
     let found = daemon.connect(CLONES[0])?.read(offset, PIECE)?;
     ensure!(offset == 0 || found == data, "a clone has other bytes than its snapshot");
     drop(connection);

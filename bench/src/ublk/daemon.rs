@@ -6,13 +6,16 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use blockd_api::v1::control_client::ControlClient;
 use blockd_testkit::daemon::{Daemon as Process, Home, Settings};
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tonic::transport::Channel;
 
 use super::backing::Disk;
 use super::peers::Device;
 use super::{Mode, shell};
+use crate::control;
 
 /// A pool on a ramdisk.
 #[derive(Clone, Copy, Debug)]
@@ -35,13 +38,24 @@ pub struct Daemon(Process);
 impl Daemon {
     /// Starts one on empty pools.
     pub fn start(program: &Path, folder: &Path, mode: Mode, pools: &[Pool]) -> Result<Self> {
+        Self::start_ready(program, folder, mode, pools, 0)
+    }
+
+    /// The same with a number of ready devices.
+    pub fn start_ready(
+        program: &Path,
+        folder: &Path,
+        mode: Mode,
+        pools: &[Pool],
+        ready: usize,
+    ) -> Result<Self> {
         for pool in pools {
             pool.disk.forget()?;
         }
         let settings = Settings {
             home: Home::Kept(folder.to_owned()),
             program: Some(program.to_owned()),
-            tables: tables(mode),
+            tables: format!("{}ready = {ready}\n", tables(mode)),
             pools: Some(pool_tables(pools)?),
             ..Settings::default()
         };
@@ -93,6 +107,16 @@ impl Daemon {
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.0.pid()
+    }
+
+    /// A client of its control API.
+    pub(super) fn client(&self) -> ControlClient<Channel> {
+        control::connect(&self.0)
+    }
+
+    /// Detaches a volume.
+    pub(super) fn detach(&self, pool: &str, volume: &str) -> Result<()> {
+        self.ask(&["detach", "--pool", pool, volume]).map(|_| ())
     }
 
     /// Takes a snapshot.

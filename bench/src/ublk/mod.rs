@@ -4,10 +4,13 @@
 pub mod after_snapshot;
 pub mod backing;
 pub mod before;
+pub mod clones;
 pub mod counts;
 pub mod daemon;
 pub mod first_touch;
 pub mod mapped;
+#[allow(unsafe_code, reason = "ioctls of the device mapper")]
+mod mapper_control;
 pub mod peers;
 pub mod print;
 pub mod restart;

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use super::backing::{DISK_BYTES, Disk};
+use super::mapper_control::Control;
 use super::{Mode, shell};
 
 /// A block device that is measured.
@@ -192,6 +193,33 @@ impl Thin {
         taken?;
         self.snapshots.push(number);
         Ok(())
+    }
+
+    /// A clone of its newest snapshot: the snapshot's number in the pool, to delete it by.
+    pub(super) fn clone_newest(&mut self, control: &Control) -> Result<u32> {
+        let origin = self.snapshots.last().context("no snapshot to clone")?;
+        let number = self.next;
+        self.next += 1;
+        control.message(&self.pool, &format!("create_snap {number} {origin}"))?;
+        Ok(number)
+    }
+
+    /// The device of a clone.
+    pub(super) fn activate(&self, control: &Control, number: u32, bytes: u64) -> Result<PathBuf> {
+        let parameters = format!("/dev/mapper/{} {number}", self.pool);
+        control.create(&self.clone_name(number), bytes / SECTOR, "thin", &parameters)
+    }
+
+    /// Takes a clone and its device away.
+    pub(super) fn delete_clone(&self, control: &Control, number: u32) -> Result<()> {
+        let name = self.clone_name(number);
+        // A program of the kernel's may still look at it.
+        shell::until("the device of a clone", || Ok(control.remove(&name).is_ok()))?;
+        control.message(&self.pool, &format!("delete {number}"))
+    }
+
+    fn clone_name(&self, number: u32) -> String {
+        format!("{}-clone-{number}", self.volume)
     }
 
     fn remove(&mut self) -> Result<()> {
