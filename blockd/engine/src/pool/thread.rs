@@ -7,7 +7,7 @@ mod commands;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_mapper::engine::{ControlId, Engine, Outcome};
@@ -18,7 +18,7 @@ use blockd_media::clock::Clock;
 use blockd_media::pool::ownership::Ownership;
 use blockd_media::pool::{PoolError, PoolSpec, storage};
 use blockd_media::{Doorbell, Gate};
-
+use crossbeam_channel::{Receiver, Sender, bounded};
 use futures_channel::{mpsc, oneshot};
 
 use super::discard::Discarder;
@@ -39,6 +39,8 @@ const SPACE_PAUSE_NS: u64 = 250_000_000;
 const LOOK_NS: u64 = 1_000_000_000;
 /// The longest sleep, so that a clock that was set wrong does no harm.
 const MAX_SLEEP_NS: u64 = 10_000_000_000;
+/// Discards that may wait for the media: the engine sends fewer.
+const MAX_DISCARDS: usize = 1024;
 
 /// IOs of its own that are watched at a time: the engine has fewer under way.
 const WATCHED: usize = 64;
@@ -64,7 +66,13 @@ pub(super) struct PoolThread {
     /// Writes that wait until the claim is renewed; tried again at the same time.
     late: VecDeque<IoCommand>,
     retry_at: u64,
-    discarder: Discarder,
+    /// To and from the thread that waits for discards.
+    to_discard: Sender<IoCommand>,
+    discarded: Receiver<(IoCommand, Result<(), IoError>)>,
+    /// Discards that have not begun are skipped, as the pool is closed.
+    skips_discards: Arc<AtomicBool>,
+    /// A discard was left out, so that not all that was freed has been overwritten.
+    left_out: Arc<AtomicBool>,
     /// Commands begun that have not ended yet.
     under_way: usize,
     /// The thread's statistics of the devices, and the command of each of its places; 0 for none.
@@ -125,7 +133,13 @@ impl PoolThread {
             ring_file,
         });
         let (send, asks) = mailbox(MAX_WAITING);
-        let discarder = Discarder::new(Arc::clone(&shared));
+        let (to_discard, discards) = bounded(MAX_DISCARDS);
+        let (ended, discarded) = bounded(MAX_DISCARDS);
+        let skips_discards = Arc::new(AtomicBool::new(false));
+        let left_out = Arc::new(AtomicBool::new(false));
+        let (skips, left) = (Arc::clone(&skips_discards), Arc::clone(&left_out));
+        let discarder = Discarder::new(Arc::clone(&shared), skips, left);
+        discarder.start(discards, ended)?;
         let handle = PoolHandle { shared: Arc::clone(&shared), asks: send };
         let thread = Self {
             shared,
@@ -139,7 +153,10 @@ impl PoolThread {
             starved: VecDeque::with_capacity(64),
             late: VecDeque::with_capacity(64),
             retry_at: 0,
-            discarder,
+            to_discard,
+            discarded,
+            skips_discards,
+            left_out,
             under_way: 0,
             seen,
             watched: [0; WATCHED],
@@ -222,7 +239,7 @@ impl PoolThread {
         while self.closed && self.under_way > 0 {
             let is_late = self.shared.released.is_set();
             let left = if is_late { Duration::MAX } else { DISCARD_LIMIT };
-            match self.discarder.ended.recv_timeout(left.saturating_sub(clock.elapsed())) {
+            match self.discarded.recv_timeout(left.saturating_sub(clock.elapsed())) {
                 Ok((command, result)) => {
                     self.under_way -= 1;
                     self.engine.complete(command, result);
@@ -230,7 +247,7 @@ impl PoolThread {
                 Err(error) if error.is_timeout() => {
                     let pool = &self.shared.name;
                     tracing::warn!(%pool, "discards have not ended: stays locked until they have");
-                    self.discarder.skip();
+                    self.skips_discards.store(true, Ordering::Relaxed);
                     self.shared.released.set();
                 }
                 Err(_) => return,
@@ -240,7 +257,7 @@ impl PoolThread {
 
     /// Notes that all that was freed has been overwritten, if it has: else the next open does that.
     fn end_erasing(&self) {
-        if !self.engine.is_scrubbed() {
+        if !self.engine.is_scrubbed() || self.left_out.load(Ordering::Relaxed) {
             return;
         }
         for pmem in self.shared.devices().filter_map(|device| device.pmem()) {

@@ -33,9 +33,12 @@ impl PoolThread {
             }
             self.has_result(command, result);
         } else if matches!(command.op, IoOp::Discard { .. }) {
-            match self.discarder.send(command) {
+            match self.to_discard.try_send(command) {
                 Ok(()) => self.under_way += 1,
-                Err(command) => self.engine.complete(command, Err(IoError::Gone)),
+                Err(error) => {
+                    self.left_out.store(true, Ordering::Relaxed);
+                    self.engine.complete(error.into_inner(), Err(IoError::Gone));
+                }
             }
         } else {
             let (id, device) = (command.id, command.device.0);
@@ -156,7 +159,7 @@ impl PoolThread {
     }
 
     pub(super) fn take_discarded(&mut self) {
-        while let Ok((command, result)) = self.discarder.ended.try_recv() {
+        while let Ok((command, result)) = self.discarded.try_recv() {
             self.under_way -= 1;
             self.engine.complete(command, result);
         }
