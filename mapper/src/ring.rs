@@ -155,6 +155,17 @@ impl DeltaRing {
         slots: usize,
         capacity: u64,
     ) -> Result<Self, MapperError> {
+        Self::format_for(memory, pool_id, boot_id, (slots, capacity), None)
+    }
+
+    /// The same, with memory for one of its slots. Without it nothing changes.
+    pub(crate) fn format_for(
+        memory: Arc<dyn RingMemory>,
+        pool_id: &PoolId,
+        boot_id: &[u8; 16],
+        (slots, capacity): (usize, u64),
+        own: Option<usize>,
+    ) -> Result<Self, MapperError> {
         let invalid = |field, value, allowed| Err(MapperError::Invalid { field, value, allowed });
         if !(1..=MAX_SLOTS).contains(&slots) {
             return invalid("ring slots", slots as u64, "from 1 to 64");
@@ -167,13 +178,22 @@ impl DeltaRing {
         if words.len() < needed {
             return invalid("ring memory words", words.len() as u64, "what words_needed() gives");
         }
+        let ring = Self::with(Arc::clone(&memory), pool_id, slots, capacity);
+        if own.is_some_and(|slot| !ring.prepare(slot)) {
+            return Err(MapperError::NoRingMemory);
+        }
         // Without its magic it is no ring, until the last store makes it one.
         put(&words[W_MAGIC], 0, Ordering::Release);
         let cells = line(slots);
         for word in &words[1..cells] {
             put(word, 0, Ordering::Relaxed);
         }
-        memory.clear(cells..needed);
+        let kept = own.map_or(needed..needed, |slot| ring.cells(slot));
+        memory.clear(cells..kept.start);
+        for word in &words[kept.clone()] {
+            put(word, 0, Ordering::Relaxed);
+        }
+        memory.clear(kept.end..needed);
         for slot in 0..slots {
             put(&words[line(slot)], 1, Ordering::Relaxed);
         }
@@ -182,7 +202,7 @@ impl DeltaRing {
             put(word, value, Ordering::Relaxed);
         }
         put(&words[W_MAGIC], MAGIC, Ordering::Release);
-        Ok(Self::with(memory, pool_id, slots, capacity))
+        Ok(ring)
     }
 
     /// Takes over the ring that a former process left.

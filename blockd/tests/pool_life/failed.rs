@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use blockd_media::clock::Clock;
 
-use super::cli_support::{LIMIT, pattern};
+use super::cli_support::{Daemon, LIMIT, connect, pattern};
 use super::{BYTES, Case, Traffic, client};
 
 /// Answered writes that were not flushed survive where no flush has failed.
@@ -47,4 +47,34 @@ fn a_pool_that_another_program_overwrote_is_opened_again_with_every_answered_wri
     daemon.ok(&["pool", "close", "--force", "w"]);
     let checked = daemon.json(&["pool", "check", case.path()]);
     assert_eq!((&checked["clean"], &checked["damaged"]), (&true.into(), &false.into()));
+}
+
+/// Slots of workers take memory after the pool's own: a pool that is not served for want of it is
+/// closed again, and opens once there is some.
+#[test]
+fn a_pool_without_memory_for_its_ring_opens_once_there_is_some() {
+    assert!(nix::unistd::geteuid().is_root(), "not run: a mount needs root");
+    let mut daemon = Daemon::start("64M");
+    assert!(daemon.terminate().success());
+    let folder = daemon.process.runtime().to_owned();
+    let mount = |flags, size| {
+        nix::mount::mount(Some("none"), &folder, Some("tmpfs"), flags, Some(size)).unwrap();
+    };
+    // For one pool with two workers, 1.5 MiB, and for another one's own slot of 512 KiB.
+    mount(nix::mount::MsFlags::empty(), "size=2300K");
+    daemon.start_again();
+    daemon.ok(&["add", "--nbd", "--size", "8M", "data"]);
+    let path = daemon.dir.join("second").to_str().unwrap().to_owned();
+    let create = ["pool", "create", "second", "--path", &path, "--size", "64M"];
+    for _ in 0..2 {
+        let (code, error) = daemon.failure(&create);
+        assert!(code == 6 && error.contains("delta ring"), "{code} {error}");
+    }
+    connect(&daemon, "data").write(0, &[7; 4096], true).unwrap();
+    mount(nix::mount::MsFlags::MS_REMOUNT, "size=8M");
+    daemon.ok(&create);
+    daemon.ok(&["add", "--nbd", "--pool", "second", "--size", "8M", "other"]);
+    client(&daemon, "second", "other").write(0, &[7; 4096], true).unwrap();
+    assert!(daemon.terminate().success());
+    nix::mount::umount2(&folder, nix::mount::MntFlags::MNT_DETACH).unwrap();
 }

@@ -323,8 +323,8 @@ impl Engine {
         }
     }
 
-    /// A device that is leaving stays in the pool, or one that shrinks keeps its size. One whose
-    /// last checkpoint is being written is beyond that, as is one that has left or shrunk.
+    /// A device that is leaving stays in the pool, or one that shrinks keeps its size. One that has
+    /// left or shrunk meanwhile is beyond that.
     pub(super) fn keep_device(&mut self, id: ControlId, device: u8) {
         let at = usize::from(device);
         let mut records = self.superblock.devices.as_slice().to_vec();

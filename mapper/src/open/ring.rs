@@ -118,7 +118,8 @@ impl Opening {
                     allowed: "enough for the longest change but a group's, 7",
                 });
             }
-            DeltaRing::format(memory, &superblock.pool_id, &boot_id, slots, capacity)
+            let (pool_id, own) = (&superblock.pool_id, Some(slots - 1));
+            DeltaRing::format_for(memory, pool_id, &boot_id, (slots, capacity), own)
         };
         let private =
             || -> Arc<dyn RingMemory> { Arc::new(VecRingMemory::new(slots, PRIVATE_RING)) };

@@ -233,7 +233,12 @@ impl Control {
             let _ = handle.close().await;
             return Err(error.into());
         }
-        self.0.data_path.add_pool(&opened.handle).await?;
+        if let Err(error) = self.0.data_path.add_pool(handle).await {
+            // Some of the workers may have taken it up.
+            self.0.data_path.remove_pool(handle.id()).await;
+            let _ = handle.close().await;
+            return Err(error.into());
+        }
         let (name, report) = (&config.name, &opened.report);
         if opened.created {
             let text = format!("pool {name} was created");

@@ -123,7 +123,13 @@ impl RingFile {
     /// Has pages for these words, so that a store can't fail for want of one, and locks them.
     fn provide(&self, words: &Range<usize>) -> Result<(), Errno> {
         let (first, len) = bytes(words);
-        fallocate(self.file.as_fd(), FallocateFlags::empty(), first, len)?;
+        loop {
+            match fallocate(self.file.as_fd(), FallocateFlags::empty(), first, len) {
+                // A signal came.
+                Err(Errno::EINTR) => {}
+                done => break done?,
+            }
+        }
         let first = self.map.as_mut_ptr().wrapping_byte_add(words.start * WORD);
         let Some(first) = NonNull::new(first.cast()) else { return Ok(()) };
         // SAFETY: the range is within the mapping, which lives as long as `self`. Locking changes
@@ -167,6 +173,9 @@ impl RingMemory for RingFile {
 
     fn clear(&self, words: Range<usize>) {
         let (first, len) = bytes(&words);
+        if len == 0 {
+            return;
+        }
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         if fallocate(self.file.as_fd(), hole, first, len).is_err() {
             self.words()[words].iter().for_each(|word| word.store(0, Ordering::Relaxed));
