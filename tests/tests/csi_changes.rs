@@ -447,9 +447,11 @@ fn a_group_is_one_moment_of_all_its_volumes() {
 }
 
 /// As a mover of backups does: each snapshot's ranges go from the snapshot into a volume elsewhere,
-/// here a new one. Where a family shares all of it, what is listed is what was written.
+/// here a new one. After the first snapshot what is listed is what was written. Later a write takes
+/// the blocks along that lie in its extent and were written since the first, and they are listed
+/// again.
 #[test]
-fn a_volume_is_restored_from_as_many_bytes_as_were_written() {
+fn a_volume_is_restored_from_about_as_many_bytes_as_were_written() {
     const WRITES: u16 = 200;
     let rig = Rig::start("restore", &Settings::default()).unwrap();
     let driver = rig.plugin.driver().unwrap();
@@ -484,7 +486,8 @@ fn a_volume_is_restored_from_as_many_bytes_as_were_written() {
         let ranges = ask.read(&driver, 0, 0, usize::MAX).unwrap().ranges;
         let listed: i64 = ranges.iter().map(|range| range.size_bytes).sum();
         let written = if round == 0 { 64 * MIB } else { i64::from(WRITES) * i64::from(SUB_BLOCK) };
-        assert_eq!(listed, written, "round {round}");
+        let most = if round < 2 { written } else { 2 * written };
+        assert!((written..=most).contains(&listed), "round {round}: {listed}, not {written}");
         let parts: Vec<Vec<u8>> = with(&rig, &target, |connection| {
             let read = |range: &BlockMetadata| {
                 let from = usize::try_from(range.byte_offset).unwrap();
