@@ -50,60 +50,47 @@ fn limit(program: &str) -> Duration {
     }
 }
 
-/// Runs a tool.
+/// Runs a tool with this path as its last word. Each has one, since a tool that hangs keeps others
+/// away from its path.
 ///
 /// # Errors
 /// When it fails, with its output.
-pub(super) fn succeeded<S: AsRef<OsStr>>(
-    program: &str,
-    words: &[S],
-    last: Option<&Path>,
-) -> Result<()> {
-    said(program, words, last).map(drop)
+pub(super) fn succeeded<S: AsRef<OsStr>>(program: &str, words: &[S], subject: &Path) -> Result<()> {
+    said(program, words, subject).map(drop)
 }
 
 /// Runs a tool, and returns its output.
 ///
 /// # Errors
 /// When it fails.
-pub(super) fn said<S: AsRef<OsStr>>(
-    program: &str,
-    words: &[S],
-    last: Option<&Path>,
-) -> Result<String> {
-    let output = run(program, words, last)?;
+pub(super) fn said<S: AsRef<OsStr>>(program: &str, words: &[S], subject: &Path) -> Result<String> {
+    let output = run(program, words, subject)?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let path = last.unwrap_or_else(|| Path::new("")).display();
     let problem = explained(output.status.to_string(), &output);
-    Err(Error::unexpected(format!("{program} {path}"), problem))
+    Err(Error::unexpected(format!("{program} {}", subject.display()), problem))
 }
 
 /// Runs a tool, and returns its output and status. A tool that takes too long is killed.
 ///
 /// # Errors
 /// When it can't be started, takes too long, or an earlier one of that path still hangs.
-pub(super) fn run<S: AsRef<OsStr>>(
-    program: &str,
-    words: &[S],
-    last: Option<&Path>,
-) -> Result<Output> {
-    run_for(program, words, last, limit(program))
+pub(super) fn run<S: AsRef<OsStr>>(program: &str, words: &[S], subject: &Path) -> Result<Output> {
+    run_for(program, words, subject, limit(program))
 }
 
 fn run_for<S: AsRef<OsStr>>(
     program: &str,
     words: &[S],
-    last: Option<&Path>,
+    subject: &Path,
     limit: Duration,
 ) -> Result<Output> {
-    tracing::debug!(program, path = ?last, "run");
-    let subject = last.unwrap_or_else(|| Path::new(""));
+    tracing::debug!(program, path = ?subject, "run");
     refuse_hanging(subject)?;
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(program);
-    command.args(words).args(last).stdin(Stdio::null());
+    command.args(words).arg(subject).stdin(Stdio::null());
     // The tools' output is compared, and the tools are searched in all the usual directories.
     command.env("LC_ALL", "C").env("PATH", format!("{path}:{TOOLS}"));
     let failed = |error| Error::io(format!("starting {program}"), error);
@@ -120,8 +107,7 @@ fn run_for<S: AsRef<OsStr>>(
     let (pid, seconds) = (child.id(), limit.as_secs());
     child.kill().map_err(waiting)?;
     let what = format!("{program} {}", subject.display());
-    let what = what.trim_end().to_owned();
-    tracing::warn!(program, pid, path = ?last, seconds, "killed after its time limit");
+    tracing::warn!(program, pid, path = ?subject, seconds, "killed after its time limit");
     if ended(&mut child, END).map_err(waiting)?.is_some() {
         return Err(Error::Hung { what, problem: format!("was killed after {seconds} s") });
     }
@@ -181,11 +167,12 @@ mod tests {
 
     #[test]
     fn the_output_of_a_tool_is_part_of_the_error() {
-        let said = succeeded("sh", &["-c", "echo no room >&2; exit 3"], None).unwrap_err();
+        let path = Path::new("/dev/ublkb6");
+        let said = succeeded("sh", &["-c", "echo no room >&2; exit 3"], path).unwrap_err();
         assert!(said.to_string().contains("no room"), "{said}");
-        let said = succeeded::<&str>("no-such-program", &[], None).unwrap_err();
+        let said = succeeded::<&str>("no-such-program", &[], path).unwrap_err();
         assert!(said.to_string().contains("starting no-such-program"), "{said}");
-        let output = run("sh", &["-c", "echo out; echo err >&2"], None).unwrap();
+        let output = run("sh", &["-c", "echo out; echo err >&2"], path).unwrap();
         assert_eq!((output.stdout, output.stderr), (b"out\n".to_vec(), b"err\n".to_vec()));
     }
 
@@ -194,11 +181,11 @@ mod tests {
         let path = Path::new("/dev/ublkb7");
         let hangs = ["-c", "echo $$; exec sleep 1000"];
         let short = Duration::from_millis(20);
-        let error = run_for("sh", &hangs, Some(path), short).unwrap_err();
+        let error = run_for("sh", &hangs, path, short).unwrap_err();
         assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
         assert_eq!(error.to_string(), "sh /dev/ublkb7 was killed after 0 s");
         // It is gone: the next one is started.
-        assert!(run("true", &[""; 0], Some(path)).is_ok());
+        assert!(run("true", &[""; 0], path).is_ok());
     }
 
     /// A program that sleeps stands for one that hangs in the kernel and is not killed.
@@ -210,7 +197,7 @@ mod tests {
         assert!(ended(&mut child, Duration::ZERO).unwrap().is_none());
         HANGING.lock().push((path.clone(), child));
         for _ in 0..3 {
-            let error = run("true", &[""; 0], Some(&path)).unwrap_err();
+            let error = run("true", &[""; 0], &path).unwrap_err();
             assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
             let said = error.to_string();
             assert_eq!(
@@ -218,10 +205,10 @@ mod tests {
                 format!("/dev/ublkb8 still has process {pid} of an earlier try, which hangs")
             );
         }
-        assert!(run("true", &[""; 0], Some(Path::new("/dev/ublkb9"))).is_ok());
+        assert!(run("true", &[""; 0], Path::new("/dev/ublkb9")).is_ok());
         let pid = nix::unistd::Pid::from_raw(pid.try_into().unwrap());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-        while run("true", &[""; 0], Some(&path)).is_err() {
+        while run("true", &[""; 0], &path).is_err() {
             std::thread::sleep(PAUSE);
         }
     }
