@@ -83,7 +83,7 @@ impl Devices for Host {
 
     fn format(&self, device: &Device, file_system: &str, making: &Making) -> Result<()> {
         let (program, words) = content::maker(file_system, making);
-        tools::succeeded(&program, &words, &device.path)
+        tools::made(&program, &words, &device.path, self.device_bytes(device)?)
     }
 
     /// xfs and btrfs do so themselves when they are mounted.
@@ -99,10 +99,11 @@ impl Devices for Host {
     }
 
     fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()> {
+        let bytes = self.device_bytes(device)?;
         match file_system {
-            "ext4" => tools::succeeded::<&str>("resize2fs", &[], &device.path),
-            "xfs" => tools::succeeded("xfs_growfs", &["-d"], path),
-            "btrfs" => tools::succeeded("btrfs", &["filesystem", "resize", "max"], path),
+            "ext4" => tools::made::<&str>("resize2fs", &[], &device.path, bytes),
+            "xfs" => tools::made("xfs_growfs", &["-d"], path, bytes),
+            "btrfs" => tools::made("btrfs", &["filesystem", "resize", "max"], path, bytes),
             _ => Err(Error::unexpected(path.display(), format!("{file_system} can't grow here"))),
         }
     }

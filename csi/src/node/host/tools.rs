@@ -24,9 +24,13 @@ const SAID_BYTES: usize = 400;
 /// runs, and seconds on a machine that is short of memory.
 const QUICK: Duration = Duration::from_secs(30);
 
-/// How long the others may run: mkfs and growing write tables in proportion to the size, for
-/// minutes at 16 TiB on a disk.
-const SLOW: Duration = Duration::from_secs(15 * 60);
+/// How long mkfs and growing may run, beside the time to write their tables.
+const MAKING: Duration = Duration::from_secs(15 * 60);
+
+/// Bytes of a volume for each second that mkfs and growing may run longer, 16 s for each GiB: the
+/// largest tables, inodes of ext4, are 1/64 of the volume by default (256 bytes for each 16 KiB),
+/// and 1 MiB/s is less than any disk writes, and than sensible limits of bandwidth.
+const BYTES_PER_SECOND: u64 = 64 << 20;
 
 /// How long a check may run: one of all of a damaged file system reads all of its tables, and is of
 /// no use when it is stopped before its end.
@@ -43,11 +47,11 @@ const PAUSE: Duration = Duration::from_millis(5);
 static HANGING: Mutex<Vec<(PathBuf, Child)>> = Mutex::new(Vec::new());
 
 fn limit(program: &str) -> Duration {
-    match program {
-        "blkid" | "blockdev" | "losetup" => QUICK,
-        "e2fsck" => CHECK,
-        _ => SLOW,
-    }
+    if program == "e2fsck" { CHECK } else { QUICK }
+}
+
+fn limit_of_making(volume_bytes: u64) -> Duration {
+    MAKING + Duration::from_secs(volume_bytes / BYTES_PER_SECOND)
 }
 
 /// Runs a tool with this path as its last word. Each has one, since a tool that hangs keeps others
@@ -64,11 +68,28 @@ pub(super) fn succeeded<S: AsRef<OsStr>>(program: &str, words: &[S], subject: &P
 /// # Errors
 /// When it fails.
 pub(super) fn said<S: AsRef<OsStr>>(program: &str, words: &[S], subject: &Path) -> Result<String> {
-    let output = run(program, words, subject)?;
+    text_of(program, subject, &run(program, words, subject)?)
+}
+
+/// Runs a tool that makes or grows the file system of a volume of this size.
+///
+/// # Errors
+/// When it fails, with its output.
+pub(super) fn made<S: AsRef<OsStr>>(
+    program: &str,
+    words: &[S],
+    subject: &Path,
+    volume_bytes: u64,
+) -> Result<()> {
+    let output = run_for(program, words, subject, limit_of_making(volume_bytes))?;
+    text_of(program, subject, &output).map(drop)
+}
+
+fn text_of(program: &str, subject: &Path, output: &Output) -> Result<String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let problem = explained(output.status.to_string(), &output);
+    let problem = explained(output.status.to_string(), output);
     Err(Error::unexpected(format!("{program} {}", subject.display()), problem))
 }
 
@@ -218,9 +239,15 @@ mod tests {
         for program in ["blkid", "losetup", "blockdev"] {
             assert_eq!(limit(program), QUICK);
         }
-        for program in ["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "resize2fs", "xfs_growfs", "btrfs"] {
-            assert_eq!(limit(program), SLOW);
-        }
         assert_eq!(limit("e2fsck"), CHECK);
+    }
+
+    #[test]
+    fn making_and_growing_may_take_longer_the_larger_the_volume_is() {
+        let minutes = |gib: u64| limit_of_making(gib << 30).as_secs() / 60;
+        assert_eq!([0, 1, 1 << 10, 16 << 10].map(minutes), [15, 15, 288, 4384]);
+        // The inode tables of ext4 at 1 MiB/s.
+        assert!(minutes(1 << 10) * 60 * (1 << 20) >= (1 << 40) / 16_384 * 256);
+        assert!(limit_of_making(u64::MAX) > MAKING);
     }
 }
