@@ -246,11 +246,11 @@ impl Value {
     fn allowed(self) -> String {
         match self {
             Self::Flag => "without a value".to_owned(),
-            Self::Number => "and a number".to_owned(),
-            Self::Name => "and a name without \"/\" and not beginning with a dash".to_owned(),
-            Self::Word(words) => format!("and one of {}", words.join(", ")),
+            Self::Number => "with a number".to_owned(),
+            Self::Name => "with a name that has no \"/\" and begins with no dash".to_owned(),
+            Self::Word(words) => format!("with one of {}", words.join(", ")),
             Self::Words(words) | Self::Keys(words) => {
-                format!("and a list with commas of {}", words.join(", "))
+                format!("with some of these, separated by commas: {}", words.join(", "))
             }
         }
     }
@@ -351,7 +351,9 @@ mod tests {
             let said = refusal(file_system, text);
             assert!(said.starts_with(&format!("k is {option}: must be -")), "{said}");
         }
+        let said = refusal(FileSystem::Ext4, "-m -5");
+        assert_eq!(said, "k is -m -5: must be -m with a number");
         let said = refusal(FileSystem::Ext4, "-e panic");
-        assert!(said.ends_with("must be -e and one of continue, remount-ro"), "{said}");
+        assert!(said.ends_with("must be -e with one of continue, remount-ro"), "{said}");
     }
 }
