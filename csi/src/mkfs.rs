@@ -25,7 +25,8 @@ enum Value {
 /// An option: its spellings, and its value.
 type Rule = (&'static [&'static str], Value);
 
-/// Features that the kernel and `e2fsck` handle without further devices or keys.
+/// Features that the kernel and `e2fsck` handle without further devices or keys, and with which the
+/// kernel grows a mounted file system: it does not with `sparse_super2`.
 const EXT4_FEATURES: &[&str] = &[
     "64bit",
     "bigalloc",
@@ -54,13 +55,13 @@ const EXT4_FEATURES: &[&str] = &[
     "quota",
     "resize_inode",
     "sparse_super",
-    "sparse_super2",
     "stable_inodes",
     "uninit_bg",
     "verity",
 ];
 
-/// No journal elsewhere, and no offset; nothing that lets the kernel panic on errors.
+/// No journal elsewhere, and no offset; nothing that lets the kernel panic on errors. No UUID but a
+/// random one, since all volumes of a class have its options.
 const EXT4: &[Rule] = &[
     (&["-b"], Value::Number),
     (&["-C"], Value::Number),
@@ -74,7 +75,6 @@ const EXT4: &[Rule] = &[
             "lazy_itable_init",
             "lazy_journal_init",
             "nodiscard",
-            "num_backup_sb",
             "packed_meta_blocks",
             "quotatype",
             "resize",
@@ -96,7 +96,7 @@ const EXT4: &[Rule] = &[
     (&["-N"], Value::Number),
     (&["-O"], Value::Words(EXT4_FEATURES)),
     (&["-T"], Value::Name),
-    (&["-U"], Value::Name),
+    (&["-U"], Value::Word(&["random"])),
 ];
 
 /// No log and no realtime part elsewhere, no file of settings, and none of contents.
@@ -144,7 +144,8 @@ const XFS: &[Rule] = &[
     (&["-s"], Value::Keys(&["size"])),
 ];
 
-/// Of one device; no folder to begin with.
+/// Of one device; no folder to begin with. No UUID: all volumes of a class would have it, and the
+/// kernel refuses a second one while one is mounted.
 const BTRFS_PROFILES: &[&str] = &["dup", "single"];
 const BTRFS_FEATURES: &[&str] = &[
     "block-group-tree",
@@ -166,7 +167,6 @@ const BTRFS: &[Rule] = &[
     (&["-O", "--features"], Value::Words(BTRFS_FEATURES)),
     (&["-R", "--runtime-features"], Value::Words(BTRFS_FEATURES)),
     (&["-s", "--sectorsize"], Value::Number),
-    (&["-U", "--uuid"], Value::Name),
     (&["--csum", "--checksum"], Value::Word(&["blake2", "crc32c", "sha256", "xxhash"])),
 ];
 
@@ -246,11 +246,11 @@ impl Value {
     fn allowed(self) -> String {
         match self {
             Self::Flag => "without a value".to_owned(),
-            Self::Number => "and a number".to_owned(),
-            Self::Name => "and a name without \"/\" and not beginning with a dash".to_owned(),
-            Self::Word(words) => format!("and one of {}", words.join(", ")),
+            Self::Number => "with a number".to_owned(),
+            Self::Name => "with a name that has no \"/\" and begins with no dash".to_owned(),
+            Self::Word(words) => format!("with one of {}", words.join(", ")),
             Self::Words(words) | Self::Keys(words) => {
-                format!("and a list with commas of {}", words.join(", "))
+                format!("with some of these, separated by commas: {}", words.join(", "))
             }
         }
     }
@@ -279,6 +279,7 @@ mod tests {
         for (file_system, text) in [
             (FileSystem::Ext4, ""),
             (FileSystem::Ext4, "-m 0.5 -b4096 -i 65536 -L my-data -O ^has_journal,quota -j"),
+            (FileSystem::Ext4, "-U random"),
             (FileSystem::Ext4, "-E stride=16,stripe_width=64,nodiscard -J size=64 -e remount-ro"),
             (FileSystem::Xfs, "-m bigtime=1,reflink=0 -i size=512 -d su=64k,sw=4 -l size=64m -K"),
             (FileSystem::Btrfs, "-m single --data=dup --csum xxhash -O ^no-holes --nodesize 16k"),
@@ -303,6 +304,7 @@ mod tests {
             "--",
             "sdb",
             "-l badblocks",
+            "--uuid c5ee68a0-3d01-4b4c-a7f3-1d1e3a2c0b6d",
             "--reflink",
             "-",
         ] {
@@ -336,6 +338,8 @@ mod tests {
             (FileSystem::Ext4, "-E offset=4096", "-E offset=4096"),
             (FileSystem::Ext4, "-J device=sdb", "-J device=sdb"),
             (FileSystem::Ext4, "-O journal_dev", "-O journal_dev"),
+            (FileSystem::Ext4, "-O sparse_super2", "-O sparse_super2"),
+            (FileSystem::Ext4, "-U clear", "-U clear"),
             (FileSystem::Ext4, "-e panic", "-e panic"),
             (FileSystem::Ext4, "-m -5", "-m -5"),
             (FileSystem::Ext4, "-j5", "-j 5"),
@@ -347,7 +351,9 @@ mod tests {
             let said = refusal(file_system, text);
             assert!(said.starts_with(&format!("k is {option}: must be -")), "{said}");
         }
+        let said = refusal(FileSystem::Ext4, "-m -5");
+        assert_eq!(said, "k is -m -5: must be -m with a number");
         let said = refusal(FileSystem::Ext4, "-e panic");
-        assert!(said.ends_with("must be -e and one of continue, remount-ro"), "{said}");
+        assert!(said.ends_with("must be -e with one of continue, remount-ro"), "{said}");
     }
 }

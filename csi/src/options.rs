@@ -33,8 +33,8 @@ pub struct Options {
     )]
     pub endpoint: String,
 
-    /// Group that may call the plugin too, by its number: that of sidecars which are not root. Only
-    /// the plugin's own user may without
+    /// Number of a group that may call the plugin too, as sidecars have it that do not run as root.
+    /// Without it, only the plugin's own user may call it
     #[arg(long, value_name = "GID")]
     pub endpoint_group: Option<u32>,
 
@@ -71,8 +71,8 @@ pub struct Options {
     #[arg(long, value_name = "IP:PORT")]
     pub metrics_address: Option<SocketAddr>,
 
-    /// Address to serve /healthz alone on, over HTTP: for liveness probes where metrics are not to
-    /// be read by all who reach the pod
+    /// Address to serve only /healthz on, over HTTP: for liveness probes that reach the pod by its
+    /// network, while metrics stay on another address
     #[arg(long, value_name = "IP:PORT")]
     pub health_address: Option<SocketAddr>,
 

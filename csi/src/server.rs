@@ -1,7 +1,7 @@
 //! The endpoint: binds it, serves the services on it, and ends in order.
 
 use std::future::Future;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,9 +137,8 @@ async fn drain(plugin: &Plugin) {
 /// plugin is removed; a socket with a listener, or a file that is no socket, is not.
 fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, Error> {
     let name = || format!("endpoint {}", path.display());
-    if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.map_err(|error| Error::io(format_args!("create {}", folder.display()), error))?;
+    if let Some(folder) = path.parent() {
+        make_folder(folder, group)?;
     }
     if let Ok(metadata) = fs::symlink_metadata(path) {
         if !metadata.file_type().is_socket() {
@@ -166,6 +165,41 @@ fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
+/// Makes the folders of the endpoint that are missing, for this user and for the group to pass. One
+/// that exists is left as it is, since it may be for others too: a warning names it where the group
+/// cannot pass.
+fn make_folder(folder: &Path, group: Option<u32>) -> Result<(), Error> {
+    let failed = |error| Error::io(format_args!("create {}", folder.display()), error);
+    let Some(group) = group else {
+        return fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed);
+    };
+    let ancestors: Vec<&Path> = folder.ancestors().collect();
+    for &one in ancestors.iter().rev() {
+        match fs::DirBuilder::new().mode(0o700).create(one) {
+            Ok(()) => {
+                chown(one, None, Some(group)).map_err(failed)?;
+                fs::set_permissions(one, fs::Permissions::from_mode(0o710)).map_err(failed)?;
+            }
+            Err(_) if one.is_dir() => {
+                let data = fs::metadata(one).map_err(failed)?;
+                if !passes(data.mode(), data.gid() == group) {
+                    let folder = one.display();
+                    tracing::warn!(%folder, group, "the endpoint's group cannot pass a folder");
+                }
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a group may pass a folder of this mode. It has the bits of the folder's group if it is
+/// that, and otherwise those of others.
+const fn passes(mode: u32, is_of_group: bool) -> bool {
+    let bit = if is_of_group { 0o010 } else { 0o001 };
+    mode & bit != 0
+}
+
 /// In the same folder, and no longer than the other.
 fn fresh_name(path: &Path) -> PathBuf {
     let name = path.file_name().map_or(1, |name| name.len());
@@ -174,7 +208,6 @@ fn fresh_name(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
@@ -205,6 +238,8 @@ mod tests {
         let path = folder.0.join("plugins/driver/csi.sock");
         let _listener = bind(&path, None).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let parent = fs::metadata(path.parent().unwrap()).unwrap();
+        assert_eq!(parent.permissions().mode() & 0o777, 0o700);
         assert!(UnixStream::connect(&path).is_ok());
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
@@ -218,6 +253,39 @@ mod tests {
         let _listener = bind(&path, Some(group)).unwrap();
         let metadata = fs::metadata(&path).unwrap();
         assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, group));
+    }
+
+    #[tokio::test]
+    async fn folders_that_are_made_are_passed_by_the_group_and_others_are_left_alone() {
+        let folder = Folder::new();
+        let existing = folder.0.join("plugins");
+        fs::create_dir(&existing).unwrap();
+        fs::set_permissions(&existing, fs::Permissions::from_mode(0o700)).unwrap();
+        let group = fs::metadata(&existing).unwrap().gid();
+        let path = existing.join("a/b/csi.sock");
+        let _listener = bind(&path, Some(group)).unwrap();
+        let of = |path: &str| {
+            let metadata = fs::metadata(existing.join(path)).unwrap();
+            (metadata.permissions().mode() & 0o777, metadata.gid())
+        };
+        assert_eq!((of("a"), of("a/b")), ((0o710, group), (0o710, group)));
+        assert_eq!(of(""), (0o700, group));
+    }
+
+    #[test]
+    fn a_group_passes_a_folder_by_the_bits_that_count_for_it() {
+        for (mode, of_group, of_others) in [
+            (0o710, true, false),
+            (0o750, true, false),
+            (0o700, false, false),
+            (0o701, false, true),
+        ] {
+            assert_eq!(
+                (passes(mode, true), passes(mode, false)),
+                (of_group, of_others),
+                "{mode:o}"
+            );
+        }
     }
 
     #[tokio::test]

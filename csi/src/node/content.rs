@@ -92,8 +92,8 @@ pub struct Making {
 #[must_use]
 pub fn maker(file_system: &str, making: &Making) -> (String, Vec<String>) {
     let ours: &[&str] = match file_system {
-        // In blocks of 4 KiB, 512 are a page of 2 MiB. Of several -E only the last would count.
-        // Tables are zeroed now: by the kernel later, that would punch holes into an image.
+        // In blocks of 4 KiB, 512 are a page of 2 MiB. Tables are zeroed now: by the kernel later,
+        // that would punch holes into an image.
         "ext4" if making.mapped => &[
             "-q",
             "-F",
@@ -125,8 +125,31 @@ pub fn maker(file_system: &str, making: &Making) -> (String, Vec<String>) {
         "btrfs" => &["-q", "-f", "-K"],
         _ => &[],
     };
-    let words = ours.iter().map(|&word| word.to_owned()).chain(making.options.iter().cloned());
-    (format!("mkfs.{file_system}"), words.collect())
+    let ours = ours.iter().map(|&word| word.to_owned()).collect();
+    let words = if file_system == "ext4" {
+        with_extended(ours, &making.options)
+    } else {
+        [ours, making.options.clone()].concat()
+    };
+    (format!("mkfs.{file_system}"), words)
+}
+
+/// Words of `mkfs.ext4`, with the values of all `-E` in one, since it takes the last of several. Of
+/// a key that is set twice the later value counts, which is that of the class.
+fn with_extended(mut ours: Vec<String>, theirs: &[String]) -> Vec<String> {
+    let mut theirs = theirs.iter();
+    let mut rest = Vec::new();
+    while let Some(word) = theirs.next() {
+        let keys = match word.strip_prefix("-E") {
+            Some("") => theirs.next().map(String::as_str),
+            attached => attached,
+        };
+        match (keys, ours.iter().position(|word| word == "-E")) {
+            (Some(keys), Some(at)) => ours[at + 1] = format!("{},{keys}", ours[at + 1]),
+            _ => rest.push(word.clone()),
+        }
+    }
+    [ours, rest].concat()
 }
 
 /// The smallest size in bytes that a file system can be grown to: the kernel refuses less for
@@ -251,6 +274,18 @@ mod tests {
     }
 
     #[test]
+    fn extended_options_of_the_class_are_added_to_ours() {
+        let words = |text: &str| {
+            let options = text.split(' ').map(str::to_owned).collect();
+            maker("ext4", &Making { options, mapped: false }).1[4..].join(" ")
+        };
+        let ours = "-E nodiscard,lazy_itable_init=1,lazy_journal_init=1";
+        assert_eq!(words("-E stride=16 -b 1024"), format!("{ours},stride=16 -b 1024"));
+        assert_eq!(words("-j -Ediscard -E stride=8"), format!("{ours},discard,stride=8 -j"));
+        assert_eq!(words("-e continue"), format!("{ours} -e continue"));
+    }
+
+    #[test]
     fn sizes_are_read_from_superblocks() {
         let mut ext4 = vec![0; SUPERBLOCKS_BYTES];
         ext4[1024 + 4..1024 + 8].copy_from_slice(&7_u32.to_le_bytes());
@@ -293,12 +328,13 @@ mod tests {
     fn file_systems_that_are_mapped_are_laid_out_in_pages_of_2_mib() {
         let folder = std::env::temp_dir().join(format!("csi-mapped-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let making = Making { mapped: true, options: Vec::new() };
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         for (name, size) in [("ext4", 64_u64 << 20), ("xfs", 576 << 20)] {
             let path = folder.join(name);
             std::fs::File::create(&path).unwrap().set_len(size).unwrap();
-            make(name, &making, &path);
+            // An -E of the class leaves ours in force.
+            let options = if name == "ext4" { words("-E root_owner=5:6") } else { Vec::new() };
+            make(name, &Making { mapped: true, options }, &path);
         }
         let said = tool("dumpe2fs", &words("-h"), &folder.join("ext4"));
         let has = |name: &str, value: &str| {

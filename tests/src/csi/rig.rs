@@ -190,10 +190,10 @@ impl Plugin {
         self.home.join("kubelet")
     }
 
-    /// Its socket.
+    /// Its socket, in a folder that the plugin makes.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.runtime.path().join("csi.sock")
+        self.runtime.path().join("csi/csi.sock")
     }
 
     /// Its socket as options have it.

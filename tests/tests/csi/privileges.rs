@@ -59,8 +59,6 @@ fn the_plugin_keeps_the_capabilities_that_it_needs_and_writes_in_its_folders_onl
         command.args(["--reuid", GROUP, "--regid", group, "--clear-groups", "test", "-w"]);
         command.arg(socket).status().unwrap().success()
     };
-    fs::set_permissions(rig.plugin.socket().parent().unwrap(), PermissionsExt::from_mode(0o755))
-        .unwrap();
     assert!(connect(GROUP));
     assert!(!connect("65531"));
 }

@@ -1,9 +1,11 @@
 //! Block devices and the file systems on them.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
@@ -12,11 +14,17 @@ use nix::sys::statvfs::statvfs;
 use super::{Host, tools};
 use crate::error::Error;
 use crate::node::content::{self, Content, Making, SUPERBLOCKS_BYTES};
-use crate::node::mountinfo::Device;
-use crate::node::world::{Devices, Result, Usage};
+use crate::node::mountinfo::{Device, Table};
+use crate::node::world::{Devices, Mounts as _, Result, Usage};
 
 /// Loop devices, by the kernel's list of numbers.
 const LOOP_MAJOR: u32 = 7;
+
+/// The folder of the kernel's block devices.
+const BLOCKS: &str = "/sys/block";
+
+/// How the kernel marks the path of a file that was removed while it was open.
+const REMOVED: &[u8] = b" (deleted)";
 
 impl Devices for Host {
     fn device_bytes(&self, device: &Device) -> Result<u64> {
@@ -43,7 +51,7 @@ impl Devices for Host {
     }
 
     fn content(&self, device: &Device) -> Result<Content> {
-        let output = tools::run("blkid", &["-p", "-o", "export"], Some(&device.path))?;
+        let output = tools::run("blkid", &["-p", "-o", "export"], &device.path)?;
         let said = String::from_utf8_lossy(&output.stdout);
         let failed = |problem| {
             let path = device.path.display();
@@ -75,7 +83,7 @@ impl Devices for Host {
 
     fn format(&self, device: &Device, file_system: &str, making: &Making) -> Result<()> {
         let (program, words) = content::maker(file_system, making);
-        tools::succeeded(&program, &words, Some(&device.path))
+        tools::made(&program, &words, &device.path, self.device_bytes(device)?)
     }
 
     /// xfs and btrfs do so themselves when they are mounted.
@@ -83,7 +91,7 @@ impl Devices for Host {
         if file_system != "ext4" {
             return Ok(());
         }
-        let output = tools::run("e2fsck", &["-p"], Some(&device.path))?;
+        let output = tools::run("e2fsck", &["-p"], &device.path)?;
         content::checked(output.status.code()).map_err(|problem| {
             let path = device.path.display();
             Error::unexpected(format!("checking {path}"), tools::explained(problem, &output))
@@ -91,10 +99,11 @@ impl Devices for Host {
     }
 
     fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()> {
+        let bytes = self.device_bytes(device)?;
         match file_system {
-            "ext4" => tools::succeeded::<&str>("resize2fs", &[], Some(&device.path)),
-            "xfs" => tools::succeeded("xfs_growfs", &["-d"], Some(path)),
-            "btrfs" => tools::succeeded("btrfs", &["filesystem", "resize", "max"], Some(path)),
+            "ext4" => tools::made::<&str>("resize2fs", &[], &device.path, bytes),
+            "xfs" => tools::made("xfs_growfs", &["-d"], path, bytes),
+            "btrfs" => tools::made("btrfs", &["filesystem", "resize", "max"], path, bytes),
             _ => Err(Error::unexpected(path.display(), format!("{file_system} can't grow here"))),
         }
     }
@@ -149,40 +158,65 @@ pub fn set_read_only(device: &Device, read_only: bool) -> Result<()> {
         return Ok(());
     }
     let word = if read_only { "--setro" } else { "--setrw" };
-    tools::succeeded("blockdev", &[word], Some(&device.path))
+    tools::succeeded("blockdev", &[word], &device.path)
 }
 
 /// Returns the loop devices over a device's node, as the kubelet has one over each published block
 /// volume. They neither claim the device nor belong to a process, so that other checks miss them.
 ///
 /// # Errors
-/// When they can't be listed.
+/// When they can't be listed, or one that may be over the device does not answer.
 pub fn loops_over(device: &Device) -> Result<Vec<String>> {
-    let blocks = fs::read_dir("/sys/block").map_err(|error| Error::io("/sys/block", error))?;
-    let in_use = |entry: fs::DirEntry| entry.path().join("loop").exists();
-    if !blocks.flatten().any(in_use) {
-        return Ok(Vec::new());
+    let failed = |error| Error::io(BLOCKS, error);
+    let mut over = Vec::new();
+    for entry in fs::read_dir(BLOCKS).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        // Only while the loop device is in use. A stuck one does not delay the read.
+        let Ok(text) = fs::read(entry.path().join("loop/backing_file")) else { continue };
+        let file = backing_file(&text);
+        let name = Path::new("/dev").join(entry.file_name());
+        if is_over(&name, &file, device)? {
+            over.push(name.display().to_string());
+        }
     }
-    let path = device.path.display();
-    let data = fs::metadata(&device.path).map_err(|error| Error::io(path, error))?;
-    let words = ["--list", "--raw", "--noheadings", "--output", "NAME,BACK-MAJ:MIN,BACK-INO"];
-    let output = tools::run("losetup", &words, None)?;
-    if !output.status.success() {
-        let problem = tools::explained(output.status.to_string(), &output);
-        return Err(Error::unexpected("listing loop devices", problem));
-    }
-    let (major, minor) = (nix::sys::stat::major(data.dev()), nix::sys::stat::minor(data.dev()));
-    let node = format!("{major}:{minor} {}", data.ino());
-    Ok(over(&String::from_utf8_lossy(&output.stdout), &node))
+    Ok(over)
 }
 
-/// The first words of lines that go on with this. Blanks that columns are filled up with are
-/// written as `\x20`.
-fn over(list: &str, node: &str) -> Vec<String> {
-    let list = list.replace("\\x20", " ");
-    let lines = list.lines().filter_map(|line| line.split_once(' '));
-    let over = lines.filter(|(_, rest)| rest.split_whitespace().eq(node.split_whitespace()));
-    over.map(|(name, _)| name.to_owned()).collect()
+/// Whether a loop device is over a device's node, by the numbers of its file. The file's path alone
+/// does not decide: it may be of another mount namespace, and is `/` once its mount is detached.
+fn is_over(name: &Path, file: &Path, device: &Device) -> Result<bool> {
+    let path = device.path.display();
+    let data = fs::metadata(&device.path).map_err(|error| Error::io(path, error))?;
+    let (major, minor) = (nix::sys::stat::major(data.dev()), nix::sys::stat::minor(data.dev()));
+    let words = ["--list", "--raw", "--noheadings", "--output", "BACK-MAJ:MIN,BACK-INO"];
+    match tools::said("losetup", &words, name) {
+        Ok(said) => Ok(is_node_of(&said, &format!("{major}:{minor} {}", data.ino()))),
+        // One with another file is of no concern to this device, as stuck as it may be.
+        Err(error) if is_elsewhere(file, &Host.mounts()?, device) => {
+            let (name, file) = (name.display(), file.display());
+            tracing::warn!(%name, %file, %error, "skipped a loop device that cannot be read");
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the path of a loop device's file is certainly not one of the device's node.
+fn is_elsewhere(file: &Path, table: &Table, device: &Device) -> bool {
+    let is_named = file.file_name().is_none_or(|name| Some(name) == device.path.file_name());
+    !is_named && !table.shows(file, device)
+}
+
+/// The path in the text of a `backing_file`.
+fn backing_file(text: &[u8]) -> PathBuf {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    PathBuf::from(OsStr::from_bytes(text.strip_suffix(REMOVED).unwrap_or(text)))
+}
+
+/// Whether a line of `losetup` has the numbers of this node. Blanks that columns are filled up with
+/// are written as `\x20`.
+fn is_node_of(said: &str, node: &str) -> bool {
+    said.replace("\\x20", " ").split_whitespace().eq(node.split_whitespace())
 }
 
 /// Devices that the kernel lets this machine have, where it says so; else 0.
@@ -195,6 +229,7 @@ pub fn most_devices() -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::world::Images as _;
 
     #[test]
     fn a_path_that_is_no_device_node_is_an_error() {
@@ -204,12 +239,55 @@ mod tests {
     }
 
     #[test]
-    fn loop_devices_are_known_by_the_node_they_are_over() {
-        let list = "/dev/loop0 \\x20\\x200:5\\x20 312\n/dev/loop1  0:5   31\n/dev/loop2 8:1 \
-                    312\n/dev/loop3\n";
-        assert_eq!(over(list, "0:5 312"), ["/dev/loop0"]);
-        assert_eq!(over(list, "0:5 31"), ["/dev/loop1"]);
-        assert!(over("", "0:5 31").is_empty());
+    fn a_loop_device_is_known_by_the_node_it_is_over() {
+        assert!(is_node_of("\\x20\\x200:5\\x20 312\n", "0:5 312"));
+        for said in ["0:5 31\n", "8:1 312\n", "  \n", ""] {
+            assert!(!is_node_of(said, "0:5 312"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_loop_device_that_does_not_answer_counts_only_where_its_file_may_be_the_node() {
+        let device = Device { path: "/dev/ublkb7".into(), major: 259, minor: 7 };
+        let text = "42 22 0:5 /ublkb7 /pods/b/block rw - devtmpfs devtmpfs rw\n\
+                    43 22 0:5 /ublkb8 /pods/c/block rw - devtmpfs devtmpfs rw\n";
+        let table = Table::parse(text.as_bytes()).unwrap();
+        let elsewhere = |text: &str| is_elsewhere(&backing_file(text.as_bytes()), &table, &device);
+        for text in ["/pods/b/block\n", "/\n", "/dev/ublkb7\n", "/ublkb7 (deleted)\n"] {
+            assert!(!elsewhere(text), "{text}");
+        }
+        for text in ["/images/disk\n", "/pods/c/block\n", "/images/old (deleted)\n"] {
+            assert!(elsewhere(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_loop_device_over_a_node_is_found_also_when_its_path_is_gone() {
+        assert!(nix::unistd::geteuid().is_root(), "not run: loop devices are made by root");
+        let folder = std::env::temp_dir().join(format!("csi-loops-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let (image, bound) = (folder.join("image"), folder.join("bound"));
+        File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        File::create(&bound).unwrap();
+        let made = |path: &Path| {
+            let said = tools::said("losetup", &["--find", "--show"], path).unwrap();
+            let path = PathBuf::from(said.trim());
+            let minor = nix::sys::stat::minor(fs::metadata(&path).unwrap().rdev());
+            Device { path, major: LOOP_MAJOR, minor: minor.try_into().unwrap() }
+        };
+        let device = made(&image);
+        Host.bind(&device.path, &bound).unwrap();
+        let over = made(&bound);
+        let name = over.path.display().to_string();
+        assert_eq!(loops_over(&device).unwrap(), [name.as_str()]);
+        // As a volume that is unpublished while the kubelet has its loop device.
+        Host.unmount(&bound, true).unwrap();
+        assert_eq!(loops_over(&device).unwrap(), [name]);
+        assert!(loops_over(&over).unwrap().is_empty());
+        Host.detach_loop(&over).unwrap();
+        assert!(loops_over(&device).unwrap().is_empty());
+        Host.detach_loop(&device).unwrap();
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Images for Host {
             return Ok(None);
         }
         let words = ["--raw", "--noheadings", "--output", "NAME", "--associated"];
-        let said = tools::said("losetup", &words, Some(path))?;
+        let said = tools::said("losetup", &words, path)?;
         said.lines().next().map(|name| of_name(name.trim())).transpose()
     }
 
@@ -115,13 +115,13 @@ impl Images for Host {
         if read_only {
             words.push("--read-only");
         }
-        let said = tools::said("losetup", &words, Some(path))?;
+        let said = tools::said("losetup", &words, path)?;
         of_name(said.trim())
     }
 
     fn detach_loop(&self, device: &Device) -> Result<()> {
         tracing::debug!(device = %device.path.display(), "detach loop");
-        tools::succeeded("losetup", &["--detach"], Some(&device.path))
+        tools::succeeded("losetup", &["--detach"], &device.path)
     }
 }
 

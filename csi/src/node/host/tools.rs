@@ -24,9 +24,13 @@ const SAID_BYTES: usize = 400;
 /// runs, and seconds on a machine that is short of memory.
 const QUICK: Duration = Duration::from_secs(30);
 
-/// How long the others may run: mkfs and growing write tables in proportion to the size, for
-/// minutes at 16 TiB on a disk.
-const SLOW: Duration = Duration::from_secs(15 * 60);
+/// How long mkfs and growing may run, beside the time to write their tables.
+const MAKING: Duration = Duration::from_secs(15 * 60);
+
+/// Bytes of a volume for each second that mkfs and growing may run longer, 16 s for each GiB: the
+/// largest tables, inodes of ext4, are 1/64 of the volume by default (256 bytes for each 16 KiB),
+/// and 1 MiB/s is less than any disk writes, and than sensible limits of bandwidth.
+const BYTES_PER_SECOND: u64 = 64 << 20;
 
 /// How long a check may run: one of all of a damaged file system reads all of its tables, and is of
 /// no use when it is stopped before its end.
@@ -43,67 +47,71 @@ const PAUSE: Duration = Duration::from_millis(5);
 static HANGING: Mutex<Vec<(PathBuf, Child)>> = Mutex::new(Vec::new());
 
 fn limit(program: &str) -> Duration {
-    match program {
-        "blkid" | "blockdev" | "losetup" => QUICK,
-        "e2fsck" => CHECK,
-        _ => SLOW,
-    }
+    if program == "e2fsck" { CHECK } else { QUICK }
 }
 
-/// Runs a tool.
+fn limit_of_making(volume_bytes: u64) -> Duration {
+    MAKING + Duration::from_secs(volume_bytes / BYTES_PER_SECOND)
+}
+
+/// Runs a tool with this path as its last word. Each has one, since a tool that hangs keeps others
+/// away from its path.
 ///
 /// # Errors
 /// When it fails, with its output.
-pub(super) fn succeeded<S: AsRef<OsStr>>(
-    program: &str,
-    words: &[S],
-    last: Option<&Path>,
-) -> Result<()> {
-    said(program, words, last).map(drop)
+pub(super) fn succeeded<S: AsRef<OsStr>>(program: &str, words: &[S], subject: &Path) -> Result<()> {
+    said(program, words, subject).map(drop)
 }
 
 /// Runs a tool, and returns its output.
 ///
 /// # Errors
 /// When it fails.
-pub(super) fn said<S: AsRef<OsStr>>(
+pub(super) fn said<S: AsRef<OsStr>>(program: &str, words: &[S], subject: &Path) -> Result<String> {
+    text_of(program, subject, &run(program, words, subject)?)
+}
+
+/// Runs a tool that makes or grows the file system of a volume of this size.
+///
+/// # Errors
+/// When it fails, with its output.
+pub(super) fn made<S: AsRef<OsStr>>(
     program: &str,
     words: &[S],
-    last: Option<&Path>,
-) -> Result<String> {
-    let output = run(program, words, last)?;
+    subject: &Path,
+    volume_bytes: u64,
+) -> Result<()> {
+    let output = run_for(program, words, subject, limit_of_making(volume_bytes))?;
+    text_of(program, subject, &output).map(drop)
+}
+
+fn text_of(program: &str, subject: &Path, output: &Output) -> Result<String> {
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let path = last.unwrap_or_else(|| Path::new("")).display();
-    let problem = explained(output.status.to_string(), &output);
-    Err(Error::unexpected(format!("{program} {path}"), problem))
+    let problem = explained(output.status.to_string(), output);
+    Err(Error::unexpected(format!("{program} {}", subject.display()), problem))
 }
 
 /// Runs a tool, and returns its output and status. A tool that takes too long is killed.
 ///
 /// # Errors
 /// When it can't be started, takes too long, or an earlier one of that path still hangs.
-pub(super) fn run<S: AsRef<OsStr>>(
-    program: &str,
-    words: &[S],
-    last: Option<&Path>,
-) -> Result<Output> {
-    run_for(program, words, last, limit(program))
+pub(super) fn run<S: AsRef<OsStr>>(program: &str, words: &[S], subject: &Path) -> Result<Output> {
+    run_for(program, words, subject, limit(program))
 }
 
 fn run_for<S: AsRef<OsStr>>(
     program: &str,
     words: &[S],
-    last: Option<&Path>,
+    subject: &Path,
     limit: Duration,
 ) -> Result<Output> {
-    tracing::debug!(program, path = ?last, "run");
-    let subject = last.unwrap_or_else(|| Path::new(""));
+    tracing::debug!(program, path = ?subject, "run");
     refuse_hanging(subject)?;
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(program);
-    command.args(words).args(last).stdin(Stdio::null());
+    command.args(words).arg(subject).stdin(Stdio::null());
     // The tools' output is compared, and the tools are searched in all the usual directories.
     command.env("LC_ALL", "C").env("PATH", format!("{path}:{TOOLS}"));
     let failed = |error| Error::io(format!("starting {program}"), error);
@@ -120,8 +128,7 @@ fn run_for<S: AsRef<OsStr>>(
     let (pid, seconds) = (child.id(), limit.as_secs());
     child.kill().map_err(waiting)?;
     let what = format!("{program} {}", subject.display());
-    let what = what.trim_end().to_owned();
-    tracing::warn!(program, pid, path = ?last, seconds, "killed after its time limit");
+    tracing::warn!(program, pid, path = ?subject, seconds, "killed after its time limit");
     if ended(&mut child, END).map_err(waiting)?.is_some() {
         return Err(Error::Hung { what, problem: format!("was killed after {seconds} s") });
     }
@@ -181,11 +188,12 @@ mod tests {
 
     #[test]
     fn the_output_of_a_tool_is_part_of_the_error() {
-        let said = succeeded("sh", &["-c", "echo no room >&2; exit 3"], None).unwrap_err();
+        let path = Path::new("/dev/ublkb6");
+        let said = succeeded("sh", &["-c", "echo no room >&2; exit 3"], path).unwrap_err();
         assert!(said.to_string().contains("no room"), "{said}");
-        let said = succeeded::<&str>("no-such-program", &[], None).unwrap_err();
+        let said = succeeded::<&str>("no-such-program", &[], path).unwrap_err();
         assert!(said.to_string().contains("starting no-such-program"), "{said}");
-        let output = run("sh", &["-c", "echo out; echo err >&2"], None).unwrap();
+        let output = run("sh", &["-c", "echo out; echo err >&2"], path).unwrap();
         assert_eq!((output.stdout, output.stderr), (b"out\n".to_vec(), b"err\n".to_vec()));
     }
 
@@ -194,11 +202,11 @@ mod tests {
         let path = Path::new("/dev/ublkb7");
         let hangs = ["-c", "echo $$; exec sleep 1000"];
         let short = Duration::from_millis(20);
-        let error = run_for("sh", &hangs, Some(path), short).unwrap_err();
+        let error = run_for("sh", &hangs, path, short).unwrap_err();
         assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
         assert_eq!(error.to_string(), "sh /dev/ublkb7 was killed after 0 s");
         // It is gone: the next one is started.
-        assert!(run("true", &[""; 0], Some(path)).is_ok());
+        assert!(run("true", &[""; 0], path).is_ok());
     }
 
     /// A program that sleeps stands for one that hangs in the kernel and is not killed.
@@ -210,7 +218,7 @@ mod tests {
         assert!(ended(&mut child, Duration::ZERO).unwrap().is_none());
         HANGING.lock().push((path.clone(), child));
         for _ in 0..3 {
-            let error = run("true", &[""; 0], Some(&path)).unwrap_err();
+            let error = run("true", &[""; 0], &path).unwrap_err();
             assert_eq!(error.code(), tonic::Code::DeadlineExceeded);
             let said = error.to_string();
             assert_eq!(
@@ -218,10 +226,10 @@ mod tests {
                 format!("/dev/ublkb8 still has process {pid} of an earlier try, which hangs")
             );
         }
-        assert!(run("true", &[""; 0], Some(Path::new("/dev/ublkb9"))).is_ok());
+        assert!(run("true", &[""; 0], Path::new("/dev/ublkb9")).is_ok());
         let pid = nix::unistd::Pid::from_raw(pid.try_into().unwrap());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-        while run("true", &[""; 0], Some(&path)).is_err() {
+        while run("true", &[""; 0], &path).is_err() {
             std::thread::sleep(PAUSE);
         }
     }
@@ -231,9 +239,15 @@ mod tests {
         for program in ["blkid", "losetup", "blockdev"] {
             assert_eq!(limit(program), QUICK);
         }
-        for program in ["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "resize2fs", "xfs_growfs", "btrfs"] {
-            assert_eq!(limit(program), SLOW);
-        }
         assert_eq!(limit("e2fsck"), CHECK);
+    }
+
+    #[test]
+    fn making_and_growing_may_take_longer_the_larger_the_volume_is() {
+        let minutes = |gib: u64| limit_of_making(gib << 30).as_secs() / 60;
+        assert_eq!([0, 1, 1 << 10, 16 << 10].map(minutes), [15, 15, 288, 4384]);
+        // The inode tables of ext4 at 1 MiB/s.
+        assert!(minutes(1 << 10) * 60 * (1 << 20) >= (1 << 40) / 16_384 * 256);
+        assert!(limit_of_making(u64::MAX) > MAKING);
     }
 }
