@@ -40,6 +40,8 @@ const FEW: usize = 10;
 /// Devices at the same time, and how many of them are made in a call.
 const MANY: usize = 1000;
 const OF_A_CALL: usize = 100;
+/// Requests of each of them: a worker serves 14,336 in all.
+const MANY_DEPTH: u32 = 16;
 /// Bytes that are read of each.
 const FIRST_READ: usize = 4096;
 /// Times as many clones in the same time as dm-thin.
@@ -277,8 +279,11 @@ fn many_devices(mut daemon: Daemon, runtime: &Runtime, expected: &[u8]) -> Resul
     let mut paths = Vec::new();
     let clock = Clock::start();
     for names in names.chunks(OF_A_CALL) {
-        let attach =
-            v1::AttachVolumeRequest { front_end: v1::FrontEnd::Ublk.into(), ..Default::default() };
+        let attach = v1::AttachVolumeRequest {
+            front_end: v1::FrontEnd::Ublk.into(),
+            queue_depth: MANY_DEPTH,
+            ..Default::default()
+        };
         let asked = v1::CloneVolumesRequest {
             snapshot: SNAPSHOT.to_owned(),
             names: names.to_vec(),

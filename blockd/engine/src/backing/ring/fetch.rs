@@ -70,8 +70,14 @@ impl Ring {
         piece_bytes: u32,
         own_memory: bool,
     ) -> std::io::Result<AreaId> {
-        if self.reserved + usize::from(pieces) + FOR_OTHERS > self.records.most() {
-            return Err(std::io::Error::other("the worker serves as many requests as it can"));
+        let most = self.records.most().saturating_sub(FOR_OTHERS);
+        if self.reserved + usize::from(pieces) > most {
+            let problem = format!(
+                "its queues have {} of the {most} requests that a worker can serve: {pieces} more \
+                 need devices with fewer queues or less depth, or more workers",
+                self.reserved
+            );
+            return Err(std::io::Error::other(problem));
         }
         if !own_memory && self.zero_file.is_none() {
             let zeroes = Arc::new(File::open("/dev/zero")?);
