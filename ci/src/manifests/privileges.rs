@@ -102,8 +102,19 @@ mod tests {
         as_root["runAsNonRoot"] = Value::Null;
         assert_eq!(found("a", as_root.clone(), profile.clone()), ["a: may run as root"]);
         assert_eq!(found("node-driver-registrar", as_root, profile.clone()), [""; 0]);
-        let privileged = json!({"privileged": true});
+        let privileged = json!({"privileged": true, "readOnlyRootFilesystem": true});
         assert_eq!(found("a", privileged.clone(), profile), ["a: is privileged"]);
         assert_eq!(found("blockd-csi", privileged, json!({})), [""; 0]);
+    }
+
+    #[test]
+    fn privileged_containers_too_have_a_read_only_root_and_no_profile_of_their_own() {
+        let mut context = json!({"privileged": true});
+        let writes = ["blockd-csi: may write to its root file system"];
+        assert_eq!(found("blockd-csi", context.clone(), json!({})), writes);
+        assert_eq!(found("blockd", context.clone(), json!({})), [""; 0]);
+        context["seccompProfile"] = json!({"type": "Unconfined"});
+        let other = ["blockd: has another seccomp profile than its pod"];
+        assert_eq!(found("blockd", context, json!({})), other);
     }
 }
