@@ -7,38 +7,8 @@ use super::mutation::Mutation;
 use super::parts::{Config, FenceKind};
 use super::state::World;
 use super::step::Step;
+pub use crate::model::exhaustive::{Found, Space};
 use crate::model::runner::now;
-
-/// One enumeration.
-#[derive(Debug)]
-pub struct Space {
-    /// The name of the enumeration.
-    pub name: &'static str,
-    /// Moves of a history, at most.
-    pub depth: usize,
-    /// The circumstances.
-    pub cfg: Config,
-    /// The moves to choose from, each one step or several; steps that are not possible are passed
-    /// over.
-    pub alphabet: &'static [&'static [Step]],
-}
-
-/// The result of an enumeration.
-#[derive(Clone, Debug, Default)]
-pub struct Found {
-    /// Histories, each with one ending.
-    pub histories: u64,
-    /// Values compared.
-    pub checks: u64,
-    /// Violations.
-    pub violations: u64,
-    /// Steps of the first violation, before its ending.
-    pub first: Option<Vec<Step>>,
-    /// False if time ran out: then nothing was enumerated.
-    pub complete: bool,
-    /// How long it took.
-    pub elapsed: Duration,
-}
 
 /// Host 0 has cell 0 open.
 const BASE: Config = Config {
@@ -53,7 +23,7 @@ const BASE: Config = Config {
 };
 
 /// The enumerations of one run.
-pub static SPACES: &[Space] = &[
+pub static SPACES: &[Space<Config, Step>] = &[
     Space {
         name: "hand-over between two hosts: writes, flushes, every step of both",
         depth: 13,
@@ -114,11 +84,11 @@ pub static SPACES: &[Space] = &[
 ];
 
 struct Walk<'a> {
-    space: &'a Space,
+    space: &'a Space<Config, Step>,
     deadline: std::time::Instant,
     is_late: bool,
     path: Vec<Step>,
-    found: Found,
+    found: Found<Step>,
 }
 
 impl Walk<'_> {
@@ -167,7 +137,7 @@ impl Walk<'_> {
 }
 
 /// Runs one enumeration; `time` limits it.
-pub fn enumerate(space: &Space, without: Mutation, time: Duration) -> Found {
+pub fn enumerate(space: &Space<Config, Step>, without: Mutation, time: Duration) -> Found<Step> {
     let start = now();
     let (path, found) = (Vec::new(), Found::default());
     let mut walk = Walk { space, deadline: start + time, is_late: false, path, found };

@@ -10,33 +10,41 @@ use super::step::Step;
 
 /// One enumeration.
 #[derive(Debug)]
-pub struct Space {
+pub struct Space<C, S: 'static> {
     /// The name of the enumeration.
     pub name: &'static str,
-    /// Moves of a history before its crash, at most.
+    /// Moves of a history before its ending, at most.
     pub depth: usize,
-    /// Pool and initial content.
-    pub cfg: Config,
+    /// The circumstances that it begins in.
+    pub cfg: C,
     /// The moves to choose from, each one step or several; steps that are not possible are passed
     /// over.
-    pub alphabet: &'static [&'static [Step]],
+    pub alphabet: &'static [&'static [S]],
 }
 
 /// The result of an enumeration.
-#[derive(Clone, Debug, Default)]
-pub struct Found {
-    /// Histories, each with one crash and its outcome.
+#[derive(Clone, Debug)]
+pub struct Found<S> {
+    /// Histories, each with one ending.
     pub histories: u64,
     /// Values compared.
     pub checks: u64,
     /// Violations.
     pub violations: u64,
-    /// Steps of the first violation, before its crash.
-    pub first: Option<Vec<Step>>,
+    /// Steps of the first violation, before its ending.
+    pub first: Option<Vec<S>>,
     /// False if time ran out: then nothing was enumerated.
     pub complete: bool,
     /// How long it took.
     pub elapsed: Duration,
+}
+
+impl<S> Default for Found<S> {
+    fn default() -> Self {
+        let (histories, checks, violations) = (0, 0, 0);
+        let elapsed = Duration::ZERO;
+        Self { histories, checks, violations, first: None, complete: false, elapsed }
+    }
 }
 
 const BASE: Config = Config {
@@ -56,7 +64,7 @@ const BASE: Config = Config {
 };
 
 /// The enumerations of one run.
-pub static SPACES: &[Space] = &[
+pub static SPACES: &[Space<Config, Step>] = &[
     Space {
         name: "empty volume: writes, request steps, commit steps",
         depth: 11,
@@ -201,11 +209,11 @@ const EVERYTHING: &[&[Step]] = &[
 ];
 
 struct Walk<'a> {
-    space: &'a Space,
+    space: &'a Space<Config, Step>,
     out_of_time: &'a AtomicBool,
     deadline: std::time::Instant,
     path: Vec<Step>,
-    found: Found,
+    found: Found<Step>,
 }
 
 impl Walk<'_> {
@@ -287,7 +295,7 @@ fn take(world: &mut World, steps: &[Step]) -> bool {
 }
 
 /// Runs one enumeration on two threads; `time` limits it.
-pub fn enumerate(space: &Space, mutation: Mutation, time: Duration) -> Found {
+pub fn enumerate(space: &Space<Config, Step>, mutation: Mutation, time: Duration) -> Found<Step> {
     let start = now();
     let root = World::new(space.cfg, mutation);
     let mut branches = Vec::new();

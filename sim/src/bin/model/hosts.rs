@@ -94,34 +94,8 @@ fn mutate(args: &Args) -> bool {
 }
 
 fn exhaustive(args: &Args, without: Mutation) -> bool {
-    let mut good = true;
-    let mut rows = Vec::new();
-    for space in SPACES {
-        let found = enumerate(space, without, Duration::from_secs(args.limit));
-        good &= found.complete && found.violations == 0 && found.checks > 0;
-        if !args.json {
-            println!(
-                "{:>10} histories, {} violations, depth {}, {:.1} s{}: {}",
-                found.histories,
-                found.violations,
-                space.depth,
-                found.elapsed.as_secs_f64(),
-                if found.complete { "" } else { " (OUT OF TIME)" },
-                space.name,
-            );
-            if let Some(steps) = &found.first {
-                println!("  first violation after {steps:?}");
-            }
-        }
-        rows.push(json!({
-            "space": space.name, "depth": space.depth, "histories": found.histories,
-            "violations": found.violations, "complete": found.complete, "checks": found.checks,
-        }));
-    }
-    if args.json {
-        println!("{}", json!({ "enumerations": rows }));
-    }
-    good
+    let limit = Duration::from_secs(args.limit);
+    report::enumerations(SPACES, args.json, |space| enumerate(space, without, limit))
 }
 
 fn show_history(seed: u64, without: Mutation) -> bool {

@@ -1,5 +1,6 @@
 //! The output of both models.
 
+use blockd_sim::model::exhaustive::{Found, Space};
 use blockd_sim::model::runner::{Report, Subject};
 use blockd_sim::model::table::Line;
 use serde_json::{Map, Value, json};
@@ -98,4 +99,40 @@ pub(crate) fn table(lines: &[Line]) -> Vec<Value> {
         })
     };
     lines.iter().map(row).collect()
+}
+
+/// Runs each enumeration and shows it. Whether all are whole and without a violation.
+pub(crate) fn enumerations<C, S: std::fmt::Debug>(
+    spaces: &[Space<C, S>],
+    as_json: bool,
+    enumerate: impl Fn(&Space<C, S>) -> Found<S>,
+) -> bool {
+    let mut good = true;
+    let mut rows = Vec::new();
+    for space in spaces {
+        let found = enumerate(space);
+        good &= found.complete && found.violations == 0 && found.checks > 0;
+        if !as_json {
+            println!(
+                "{:>10} histories, {} violations, depth {}, {:.1} s{}: {}",
+                found.histories,
+                found.violations,
+                space.depth,
+                found.elapsed.as_secs_f64(),
+                if found.complete { "" } else { " (OUT OF TIME)" },
+                space.name,
+            );
+            if let Some(steps) = &found.first {
+                println!("  first violation after {steps:?}");
+            }
+        }
+        rows.push(json!({
+            "space": space.name, "depth": space.depth, "histories": found.histories,
+            "violations": found.violations, "complete": found.complete, "checks": found.checks,
+        }));
+    }
+    if as_json {
+        println!("{}", json!({ "enumerations": rows }));
+    }
+    good
 }
