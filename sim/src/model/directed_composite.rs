@@ -76,6 +76,18 @@ pub(super) static COMPOSITE: &[Directed] = &[
         },
     },
     Directed {
+        story: "a read finds no bit in the overlay, and goes on to the base after five writes",
+        catches: &[],
+        cfg: Config { subs: 3, overlay: 0b100, copy: 0, ..SHARED },
+        script: |s| {
+            s.then(&[Step::Read(0, 0, 1)]);
+            for _ in 0..5 {
+                s.then(&[Step::Write(1, 0, 0, 2, true)]).finish(1).commit();
+            }
+            s.finish(0);
+        },
+    },
+    Directed {
         story: "a fold down before the deletion of the base's snapshot is durable",
         catches: &[Mutation::FoldPendingBase],
         cfg: OVERLAID,

@@ -48,7 +48,9 @@ impl World {
 
     /// When the oldest read in flight began.
     pub fn oldest_read(&self) -> u16 {
-        let reads = self.ops.iter().filter(|o| o.state == OpState::Read);
+        // One that is between the bitmaps of an overlay and its base (K12) is in flight too.
+        let reading = |o: &&Op| matches!(o.state, OpState::Look | OpState::Read);
+        let reads = self.ops.iter().filter(reading);
         reads.map(|o| o.start).min().unwrap_or(u16::MAX)
     }
 
