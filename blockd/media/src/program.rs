@@ -95,7 +95,7 @@ pub fn run(command: &mut Command, kept: Kept, limit: Duration) -> Result<Ended, 
     Ok(Ended { status: ended?, output, errors, took })
 }
 
-/// What a program prints into one pipe.
+/// The text that a program prints into one pipe.
 struct Text {
     kept: Arc<Mutex<Vec<u8>>>,
     ended: Receiver<()>,
