@@ -24,6 +24,14 @@ pub trait Coordinator: Send + Sync {
     /// If the directory can't be read.
     fn cells(&self) -> Result<Vec<Cell>, HostsError>;
 
+    /// One cell as it is now; `None` where there is none of that name.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    fn cell(&self, name: &CellName) -> Result<Option<Cell>, HostsError> {
+        Ok(self.cells()?.into_iter().find(|cell| cell.name == *name))
+    }
+
     /// The cell whose device this path is. Looks at nothing.
     fn cell_at(&self, path: &Path) -> Option<CellName>;
 
@@ -81,9 +89,10 @@ pub trait Coordinator: Send + Sync {
     fn remove(&self, name: &CellName) -> Result<(), HostsError>;
 
     /// Ends IO of this host to the group's cells without its devices' help, when the membership is
-    /// lost (H2). What is in flight ends with errors.
+    /// lost (H2). What is in flight ends with errors. Then the coordinator may forget this host's
+    /// leases.
     ///
     /// # Errors
-    /// If the devices can't be replaced.
+    /// If the devices can't be replaced: the leases stay, and the watchdog resets the host.
     fn cut_off(&self) -> Result<(), HostsError>;
 }

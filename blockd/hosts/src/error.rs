@@ -100,3 +100,42 @@ pub enum HostsError {
 fn holder(by: Option<HostNumber>) -> String {
     by.map_or_else(|| "another host".to_owned(), |host| format!("host {host}"))
 }
+
+impl From<HostsError> for blockd_media::error::Error {
+    fn from(error: HostsError) -> Self {
+        let text = error.to_string();
+        let cell_is =
+            |cell: &CellName, problem: &str| Self::in_use(format!("cell {cell}"), problem);
+        match error {
+            HostsError::NotFound { cell, .. } => Self::not_found("cell", cell.as_str()),
+            HostsError::Held { cell, by } => {
+                let problem = format!(
+                    "is held by {}: release it there, or take it with --fence, which keeps that \
+                     host from all cells of the group",
+                    holder(by)
+                );
+                cell_is(&cell, &problem)
+            }
+            HostsError::NotHeld { cell } => {
+                cell_is(&cell, "is not held by this host: `blockd cell take` it first")
+            }
+            HostsError::Exists { cell, group } => cell_is(&cell, &format!("exists in {group}")),
+            HostsError::InUse { cell } => cell_is(&cell, "is in use: its device is open"),
+            HostsError::NoSpace { group, needed, free } => {
+                Self::NoSpace { what: group, needed, free }
+            }
+            HostsError::Unsuitable { group, problem } => Self::in_use(group, problem),
+            HostsError::Away { group, problem } => {
+                Self::in_use(group, format!("can't be asked now, try again: {problem}"))
+            }
+            HostsError::Fenced { .. } => match text.split_once(": ") {
+                Some((group, problem)) => Self::in_use(format!("{group}:"), problem),
+                None => Self::in_use(text, ""),
+            },
+            HostsError::Command { command, problem } => {
+                Self::io(command, io::Error::other(problem))
+            }
+            HostsError::Io { what, source } => Self::io(what, source),
+        }
+    }
+}

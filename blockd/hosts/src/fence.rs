@@ -57,11 +57,12 @@ impl fmt::Debug for Key {
 /// devices, blocks, and can be repeated.
 pub trait Fence: Send + Sync {
     /// Registers this host's key on each device and makes the reservation, before any lease is
-    /// taken (H1). Nothing is changed where that is so.
+    /// taken (H1). Takes the place of this host's key of an earlier incarnation. Nothing is changed
+    /// where that is so.
     ///
     /// # Errors
     /// If a device has no reservations, or another kind of software has reserved it.
-    fn join(&self, key: Key) -> Result<(), HostsError>;
+    fn join(&self, key: Key, former: Option<Key>) -> Result<(), HostsError>;
 
     /// Returns whether the key is registered on each device. Registers nothing (H5).
     ///
@@ -89,7 +90,7 @@ pub trait Fence: Send + Sync {
 pub struct NoFence;
 
 impl Fence for NoFence {
-    fn join(&self, _: Key) -> Result<(), HostsError> {
+    fn join(&self, _: Key, _: Option<Key>) -> Result<(), HostsError> {
         Ok(())
     }
 

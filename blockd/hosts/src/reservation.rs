@@ -48,16 +48,14 @@ impl Reservations {
 }
 
 impl Fence for Reservations {
-    fn join(&self, key: Key) -> Result<(), HostsError> {
+    fn join(&self, key: Key, former: Option<Key>) -> Result<(), HostsError> {
         for device in self.each() {
             let (path, file) = device?;
-            if !changes(&file, key, key).map_err(unsupported(path))? {
-                let asked =
-                    Registration { old_key: 0, new_key: key.number(), flags: IGNORE_KEY, pad: 0 };
-                let answer = answer(register(&file, &asked));
-                if answer.map_err(unsupported(path))? == Answer::Conflict {
-                    return Err(unsuitable(path, "refuses the registration of this host's key"));
-                }
+            if !(changes(&file, key, key).map_err(unsupported(path))?
+                || adds(&file, key).map_err(unsupported(path))?
+                || replaces(&file, former, key).map_err(unsupported(path))?)
+            {
+                return Err(unsuitable(path, "refuses the registration of this host's key"));
             }
             let asked = Reservation { key: key.number(), kind: ALL_REGISTRANTS, flags: 0 };
             let reserved = self::answer(reserve(&file, &asked)).map_err(unsupported(path))?;
@@ -117,6 +115,16 @@ fn changes(file: &File, from: Key, to: Key) -> io::Result<bool> {
     Ok(answer(register(file, &asked))? == Answer::Done)
 }
 
+/// Registers a key. SCSI does that in place of another one of this host; NVMe refuses it then.
+fn adds(file: &File, key: Key) -> io::Result<bool> {
+    let asked = Registration { old_key: 0, new_key: key.number(), flags: IGNORE_KEY, pad: 0 };
+    Ok(answer(register(file, &asked))? == Answer::Done)
+}
+
+fn replaces(file: &File, former: Option<Key>, key: Key) -> io::Result<bool> {
+    former.map_or(Ok(false), |former| changes(file, former, key))
+}
+
 fn answer(result: io::Result<i32>) -> io::Result<Answer> {
     match result {
         Ok(0) => Ok(Answer::Done),
@@ -159,7 +167,7 @@ mod tests {
         std::fs::write(&path, "a file").unwrap();
         let fence = Reservations::new(vec![path.clone()]);
         let key = Key::new(HostNumber(1), 7);
-        let errors = [fence.join(key), fence.is_member(key).map(drop), fence.fence(key, key)];
+        let errors = [fence.join(key, None), fence.is_member(key).map(drop), fence.fence(key, key)];
         std::fs::remove_file(&path).unwrap();
         let path = path.display();
         for (error, what) in errors.into_iter().zip(["", "ask for the key on", "fence on"]) {

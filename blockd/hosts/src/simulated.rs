@@ -97,6 +97,12 @@ impl State {
 }
 
 impl Member {
+    /// The host whose view this is.
+    #[must_use]
+    pub const fn host(&self) -> HostNumber {
+        self.host
+    }
+
     fn with<T>(
         &self,
         call: impl FnOnce(&mut State) -> Result<T, HostsError>,
@@ -233,8 +239,18 @@ impl Coordinator for Member {
 }
 
 impl Fence for Member {
-    fn join(&self, key: Key) -> Result<(), HostsError> {
-        self.array.0.lock().keys.insert(key);
+    fn join(&self, key: Key, former: Option<Key>) -> Result<(), HostsError> {
+        let keys = &mut self.array.0.lock().keys;
+        // As NVMe does it: a host has one key, and only names it to replace it.
+        let own = keys.iter().copied().find(|one| one.host() == self.host && *one != key);
+        if own.is_some() && own != former {
+            let problem = "refuses the registration of this host's key".to_owned();
+            return Err(HostsError::Unsuitable { group: NAME.to_owned(), problem });
+        }
+        own.into_iter().for_each(|own| {
+            keys.remove(&own);
+        });
+        keys.insert(key);
         Ok(())
     }
 

@@ -98,8 +98,8 @@ fn a_host_that_was_fenced_fences_no_other() {
     let array = Array::new(folder.path().to_owned(), 64 * MIB);
     let (this, other) = (array.member(HOST), array.member(OTHER));
     let (own, key) = (Key::new(HOST, 7), Key::new(OTHER, 9));
-    this.join(own).unwrap();
-    other.join(key).unwrap();
+    this.join(own, None).unwrap();
+    other.join(key, None).unwrap();
     this.fence(own, key).unwrap();
     this.fence(own, key).unwrap();
     assert!(this.is_member(own).unwrap() && !other.is_member(key).unwrap());

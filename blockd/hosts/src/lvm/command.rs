@@ -55,15 +55,14 @@ enum Problem {
 /// The words of LVM when the lease of a logical volume is another host's.
 const HELD: [&str; 2] = ["locked by other host", "is locked by another host"];
 /// Its words when the lock manager is not there, or has no lease to give for now.
-const AWAY: [&str; 8] = [
+const AWAY: [&str; 7] = [
     "lvmlockd",
     "lockspace",
-    "lock start",
-    "lock manager",
-    "VG lock failed",
-    "failed to get lock",
-    "Global lock failed",
     "sanlock",
+    "lock manager",
+    "lock failed",
+    "lock skipped",
+    "due to failed lock",
 ];
 const MISSING: [&str; 2] = ["Failed to find logical volume", "not found"];
 const EXISTING: [&str; 1] = ["already exists"];

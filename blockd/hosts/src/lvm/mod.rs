@@ -100,6 +100,15 @@ impl Lvm {
         format!("{}/{}", self.name, volume_name(name))
     }
 
+    /// A cell with its holder, who is looked for on the disk where it is not this host.
+    fn found(&self, name: CellName, volume: Volume) -> Cell {
+        let holder = match volume.is_active {
+            true => Holder::This,
+            false => self.holder(&volume).map_or(Holder::NotThis, Holder::Other),
+        };
+        Cell { name, size: volume.size, path: volume.path, holder }
+    }
+
     fn held(&self, volume: &Volume, name: &CellName) -> Cell {
         Cell {
             name: name.clone(),
@@ -143,15 +152,10 @@ impl Lvm {
 
 impl Coordinator for Lvm {
     fn cells(&self) -> Result<Vec<Cell>, HostsError> {
-        let mut cells = Vec::new();
-        for volume in self.volumes()? {
-            let Some(name) = cell_name(&volume.name) else { continue };
-            let holder = match volume.is_active {
-                true => Holder::This,
-                false => self.holder(&volume).map_or(Holder::NotThis, Holder::Other),
-            };
-            cells.push(Cell { name, size: volume.size, path: volume.path, holder });
-        }
+        let volumes = self.volumes()?.into_iter();
+        let mut cells: Vec<_> = volumes
+            .filter_map(|volume| Some(self.found(cell_name(&volume.name)?, volume)))
+            .collect();
         cells.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(cells)
     }
@@ -182,6 +186,12 @@ impl Coordinator for Lvm {
 
     fn key_of(&self, host: HostNumber) -> Result<Option<Key>, HostsError> {
         Ok(keys(&self.group()?.tags).into_iter().find(|key| key.host() == host))
+    }
+
+    fn cell(&self, name: &CellName) -> Result<Option<Cell>, HostsError> {
+        let wanted = volume_name(name);
+        let found = self.volumes()?.into_iter().find(|volume| volume.name == wanted);
+        Ok(found.map(|volume| self.found(name.clone(), volume)))
     }
 
     fn space(&self) -> Result<Space, HostsError> {
@@ -247,7 +257,8 @@ impl Coordinator for Lvm {
             let words = ["wipe_table", "--force", "--noflush", "--nolockfs", name];
             self.commands.run("dmsetup", &words).map_err(|refusal| self.group_error(refusal))?;
         }
-        Ok(())
+        let dropped = self.commands.run("lvmlockctl", &["--drop", &self.name]);
+        dropped.map(drop).map_err(|refusal| self.group_error(refusal))
     }
 }
 

@@ -126,6 +126,11 @@ fn what_lvm_says_is_understood() {
     let error = lvm.acquire(&cell("two")).unwrap_err();
     assert!(matches!(&error, HostsError::Away { .. }), "{error}");
     assert!(error.to_string().contains("Global lock failed"), "{error}");
+    let busy = "Retrying sh lock on VG san\n  VG san lock skipped: held by other host.\n  Cannot \
+                access VG san due to failed lock.";
+    let (lvm, _) = group(&[], busy);
+    let error = lvm.acquire(&cell("two")).unwrap_err();
+    assert!(matches!(error, HostsError::Away { .. }), "another host has the group's lock: {error}");
     let (lvm, _) = group(&[], "Failed to find logical volume \"san/cell-no\"");
     let error = lvm.release(&cell("no")).unwrap_err();
     assert!(matches!(error, HostsError::NotFound { .. }), "{error}");
@@ -156,8 +161,13 @@ fn a_cell_is_made_for_this_host_alone_and_grows_only_where_it_is_held() {
 #[test]
 fn a_host_that_is_cut_off_replaces_the_tables_of_its_cells_only() {
     const NAMES: &str = "san-cell--one\t(254:3)\nsan-root\t(254:1)\nother-cell--one\t(254:4)\n";
-    let (lvm, lines) = group(&[("dmsetup ls", NAMES), ("dmsetup wipe_table", "")], "");
+    let answers = &[("dmsetup ls", NAMES), ("dmsetup wipe_table", ""), ("lvmlockctl", "")];
+    let (lvm, lines) = group(answers, "");
     lvm.cut_off().unwrap();
     let wiped = "dmsetup wipe_table --force --noflush --nolockfs san-cell--one";
+    assert_eq!(*lines.lock(), ["dmsetup ls", wiped, "lvmlockctl --drop san"]);
+    // The leases stay where the devices do.
+    let (lvm, lines) = group(&[("dmsetup ls", NAMES)], "busy");
+    lvm.cut_off().unwrap_err();
     assert_eq!(*lines.lock(), ["dmsetup ls", wiped]);
 }
