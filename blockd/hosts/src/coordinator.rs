@@ -68,6 +68,13 @@ pub trait Coordinator: Send + Sync {
     /// dead.
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError>;
 
+    /// Ends the lease of a host that this host was the one to fence, so that no call has to wait
+    /// until it expires. Nothing is changed where another host has the lease.
+    ///
+    /// # Errors
+    /// If the lease can't be read or written.
+    fn free(&self, name: &CellName, of: HostNumber) -> Result<(), HostsError>;
+
     /// Gives back the lease of a cell whose device is closed (H6). Nothing is changed where this
     /// host does not have it.
     ///

@@ -71,12 +71,13 @@ pub trait Fence: Send + Sync {
     fn is_member(&self, key: Key) -> Result<bool, HostsError>;
 
     /// Removes another host's key from each device; when it returns, none of that host's commands
-    /// is left in the target (H3).
+    /// is left in the target (H3). True for the one host whose call has removed the key from the
+    /// first device: a device refuses to remove what is gone.
     ///
     /// # Errors
     /// If one device refuses: the host is not fenced then. [`HostsError::Fenced`] where this host's
     /// own key is gone.
-    fn fence(&self, own: Key, other: Key) -> Result<(), HostsError>;
+    fn fence(&self, own: Key, other: Key) -> Result<bool, HostsError>;
 
     /// Removes this host's key. Nothing is changed where it is not registered.
     ///
@@ -98,7 +99,7 @@ impl Fence for NoFence {
         Ok(true)
     }
 
-    fn fence(&self, _: Key, other: Key) -> Result<(), HostsError> {
+    fn fence(&self, _: Key, other: Key) -> Result<bool, HostsError> {
         let problem = format!("has no other hosts: host {} can't be fenced", other.host());
         Err(HostsError::Unsuitable { group: "the folder".to_owned(), problem })
     }

@@ -139,6 +139,10 @@ impl Coordinator for Folder {
         self.cell(name)
     }
 
+    fn free(&self, _: &CellName, _: HostNumber) -> Result<(), HostsError> {
+        Ok(())
+    }
+
     fn release(&self, name: &CellName) -> Result<(), HostsError> {
         self.cell(name)?;
         let note = self.note(name);

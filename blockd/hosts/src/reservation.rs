@@ -78,17 +78,17 @@ impl Fence for Reservations {
         Ok(true)
     }
 
-    fn fence(&self, own: Key, other: Key) -> Result<(), HostsError> {
+    fn fence(&self, own: Key, other: Key) -> Result<bool, HostsError> {
+        let mut is_first = None;
         for device in self.each() {
             let (path, file) = device?;
-            let asked = Preemption {
-                old_key: other.number(),
-                new_key: own.number(),
-                kind: ALL_REGISTRANTS,
-                flags: 0,
-            };
+            // Whatever their names say: the caller's key, then the one that is removed.
+            let (old_key, new_key) = (own.number(), other.number());
+            let asked = Preemption { old_key, new_key, kind: ALL_REGISTRANTS, flags: 0 };
             let answer = answer(preempt_and_abort(&file, &asked));
-            if answer.map_err(failed("fence on", path))? == Answer::Done {
+            let is_done = answer.map_err(failed("fence on", path))? == Answer::Done;
+            is_first.get_or_insert(is_done);
+            if is_done {
                 continue;
             }
             // There is no such key, as after a call like this one, or none of ours.
@@ -96,7 +96,7 @@ impl Fence for Reservations {
                 return Err(HostsError::Fenced { group: path.display().to_string() });
             }
         }
-        Ok(())
+        Ok(is_first == Some(true))
     }
 
     fn leave(&self, key: Key) -> Result<(), HostsError> {
@@ -167,7 +167,11 @@ mod tests {
         std::fs::write(&path, "a file").unwrap();
         let fence = Reservations::new(vec![path.clone()]);
         let key = Key::new(HostNumber(1), 7);
-        let errors = [fence.join(key, None), fence.is_member(key).map(drop), fence.fence(key, key)];
+        let errors = [
+            fence.join(key, None),
+            fence.is_member(key).map(drop),
+            fence.fence(key, key).map(drop),
+        ];
         std::fs::remove_file(&path).unwrap();
         let path = path.display();
         for (error, what) in errors.into_iter().zip(["", "ask for the key on", "fence on"]) {

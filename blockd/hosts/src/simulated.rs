@@ -194,6 +194,14 @@ impl Coordinator for Member {
         })
     }
 
+    fn free(&self, name: &CellName, of: HostNumber) -> Result<(), HostsError> {
+        self.with(|state| {
+            let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
+            entry.holder = entry.holder.filter(|holder| *holder != of);
+            Ok(())
+        })
+    }
+
     fn release(&self, name: &CellName) -> Result<(), HostsError> {
         self.with(|state| {
             let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
@@ -258,13 +266,12 @@ impl Fence for Member {
         Ok(self.array.0.lock().keys.contains(&key))
     }
 
-    fn fence(&self, own: Key, other: Key) -> Result<(), HostsError> {
+    fn fence(&self, own: Key, other: Key) -> Result<bool, HostsError> {
         let mut state = self.array.0.lock();
         if !state.keys.contains(&own) {
             return Err(HostsError::Fenced { group: NAME.to_owned() });
         }
-        state.keys.remove(&other);
-        Ok(())
+        Ok(state.keys.remove(&other))
     }
 
     fn leave(&self, key: Key) -> Result<(), HostsError> {

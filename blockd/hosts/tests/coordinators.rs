@@ -93,6 +93,19 @@ fn one_host_has_a_cell_until_it_gives_it_back_or_its_membership_ends() {
 }
 
 #[test]
+fn the_lease_of_a_fenced_host_is_freed_and_no_other() {
+    let folder = TestFolder::new("cells").unwrap();
+    let array = Array::new(folder.path().to_owned(), 64 * MIB);
+    let (this, other) = (array.member(HOST), array.member(OTHER));
+    let one = name("one");
+    this.create(&one, MIB).unwrap();
+    other.free(&one, OTHER).unwrap();
+    other.acquire(&one).unwrap_err();
+    other.free(&one, HOST).unwrap();
+    assert_eq!(other.acquire(&one).unwrap().holder, Holder::This);
+}
+
+#[test]
 fn a_host_that_was_fenced_fences_no_other() {
     let folder = TestFolder::new("cells").unwrap();
     let array = Array::new(folder.path().to_owned(), 64 * MIB);
@@ -100,8 +113,8 @@ fn a_host_that_was_fenced_fences_no_other() {
     let (own, key) = (Key::new(HOST, 7), Key::new(OTHER, 9));
     this.join(own, None).unwrap();
     other.join(key, None).unwrap();
-    this.fence(own, key).unwrap();
-    this.fence(own, key).unwrap();
+    assert!(this.fence(own, key).unwrap());
+    assert!(!this.fence(own, key).unwrap(), "another call has removed it");
     assert!(this.is_member(own).unwrap() && !other.is_member(key).unwrap());
     let refused = other.fence(key, own).unwrap_err();
     assert!(matches!(refused, HostsError::Fenced { .. }), "{refused}");

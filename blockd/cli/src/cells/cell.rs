@@ -64,9 +64,9 @@ pub(crate) struct Create {
 ///
 /// With --fence also from a host that is dead: first its key is removed from the reservations of
 /// all disks of the group, which ends what it has sent, and refuses what it still sends to any cell
-/// of the group. Then its lease is waited for, which takes minutes where LVM does not end it
-/// sooner. Then the log is replayed: what the dead host has not flushed may be gone. Repeating it
-/// after a crash goes on where it stopped.
+/// of the group. Then its lease is ended; or waited for, for some minutes, where another host was
+/// the one to remove the key. Then the log is replayed: what the dead host has not flushed may be
+/// gone. Repeating it after a crash goes on where it stopped.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  blockd cell take san/vm-1\n  blockd cell take --fence san/vm-1"

@@ -243,12 +243,22 @@ impl Control {
         host: blockd_hosts::HostNumber,
     ) -> Result<(), Error> {
         let fenced = Arc::clone(group);
-        blocking(move || fenced.fence(host)).await?;
+        let removed = blocking(move || fenced.fence(host)).await?;
         let text =
             format!("host {host} was kept from the devices of volume group {}", shown(&group.name));
         self.events().publish(EventKind::HostFenced, "", "", text);
+        let taken = cell.clone();
+        self.note_in_group(group, move |member| {
+            member.set_taking(&taken, true);
+            removed.into_iter().for_each(|key| member.note_removed(key));
+        })
+        .await?;
+        if removed.is_none() {
+            // Another host has fenced it, and may be taking this cell: its lease decides.
+            return Ok(());
+        }
         let cell = cell.clone();
-        self.note_in_group(group, move |member| member.set_taking(&cell, true)).await
+        self.coordinate(group, move |leases| leases.free(&cell, host)).await
     }
 
     async fn acquire_cell(

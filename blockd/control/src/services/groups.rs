@@ -44,6 +44,9 @@ pub(super) struct Membership {
     joined: bool,
     /// This incarnation may not use the group any more.
     lost: bool,
+    /// Keys of other hosts that this host has removed.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    removed_keys: BTreeSet<String>,
     /// Cells that are being made: their devices hold nothing that is kept.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     making: BTreeSet<String>,
@@ -168,15 +171,18 @@ impl Group {
         self.backend.fence(self.member.lock().devices.clone())
     }
 
-    /// Keeps another host off all devices (H3). Gives its number. Blocks.
-    pub(super) fn fence(&self, host: HostNumber) -> Result<(), Error> {
+    /// Keeps another host off all devices (H3). Gives the key that this host was the one to remove,
+    /// now or in an earlier call; `None` where another host was. Blocks.
+    pub(super) fn fence(&self, host: HostNumber) -> Result<Option<Key>, Error> {
         let other = self.coordinator().key_of(host)?.ok_or_else(|| {
             let problem = "has published no key, and can't be fenced: switch it off, and wait \
                            until its lease has expired";
             Error::in_use(format!("host {host}"), problem)
         })?;
         let own = self.key().ok_or_else(|| Error::in_use("this host", "has no key"))?;
-        Ok(self.fence_of_all().fence(own, other)?)
+        let was_first = self.fence_of_all().fence(own, other)?;
+        let is_ours = was_first || self.member.lock().removed_keys.contains(&other.to_string());
+        Ok(is_ours.then_some(other))
     }
 
     /// Whether this host's key was removed from a device. Blocks.
@@ -268,9 +274,18 @@ impl Membership {
             boot: String::new(),
             joined: false,
             lost: false,
+            removed_keys: BTreeSet::new(),
             making: BTreeSet::new(),
             taking: BTreeSet::new(),
         }
+    }
+
+    /// Notes that this host has removed a key. Older ones of the same host are of no use any more.
+    pub(super) fn note_removed(&mut self, key: Key) {
+        let is_of_other =
+            |one: &String| Key::parse(one).is_some_and(|one| one.host() != key.host());
+        self.removed_keys.retain(is_of_other);
+        self.removed_keys.insert(key.to_string());
     }
 
     /// Marks a cell as being made, or not any more.

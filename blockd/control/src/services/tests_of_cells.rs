@@ -137,7 +137,7 @@ async fn a_cell_of_a_dead_host_is_taken_after_a_fence_and_not_by_an_expired_leas
     let mut hosts = Hosts::new().await;
     hosts.create("one").await;
     hosts.die("one").await;
-    hosts.array.lapse(THIS);
+    // Its lease may have expired or not: a fence is needed, and enough.
     let error = hosts.other.client.take_cell(taking("one", false)).await.unwrap_err();
     assert!(error.message().contains("held by host 1"), "an expired lease is no fence: {error}");
     let taken = hosts.other.client.take_cell(taking("one", true)).await.unwrap().into_inner();
@@ -149,6 +149,26 @@ async fn a_cell_of_a_dead_host_is_taken_after_a_fence_and_not_by_an_expired_leas
     hosts.other.client.release_cell(releasing("one")).await.unwrap();
     let error = hosts.this.client.take_cell(taking("one", false)).await.unwrap_err();
     assert!(error.message().contains("this host was fenced"), "{error}");
+}
+
+#[tokio::test]
+async fn a_host_that_was_not_the_one_to_fence_waits_for_the_lease() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.create("two").await;
+    hosts.die("one").await;
+    hosts.die("two").await;
+    let third = hosts.array.member(HostNumber(3));
+    let (own, dead) = (Key::new(HostNumber(3), 7), group(&mut hosts.this).await.key);
+    third.join(own, None).unwrap();
+    assert!(third.fence(own, Key::parse(&dead).unwrap()).unwrap());
+    let array = hosts.array.clone();
+    let expiry = tokio::spawn(async move {
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        array.lapse(THIS);
+    });
+    let taken = hosts.other.client.take_cell(taking("one", true)).await.unwrap().into_inner();
+    assert!(taken.changed && expiry.is_finished(), "the lease was taken before it expired");
 }
 
 #[tokio::test]
@@ -194,7 +214,7 @@ async fn a_takeover_that_was_interrupted_goes_on() {
     // The daemon ended after the fence and the lease, before it opened the pool.
     let group = hosts.other.control.group(GROUP).unwrap();
     let name = CellName::parse("one").unwrap();
-    group.fence(THIS).unwrap();
+    group.fence(THIS).unwrap().unwrap();
     hosts.other.control.0.groups.change(&group, |member| member.set_taking(&name, true)).unwrap();
     hosts.array.member(OTHER).acquire(&name).unwrap();
     let taken = hosts.other.client.take_cell(taking("one", false)).await.unwrap().into_inner();

@@ -118,10 +118,15 @@ impl Lvm {
         }
     }
 
+    /// The lease of a cell, as sanlock's commands take it.
+    fn resource(&self, volume: &Volume) -> Option<String> {
+        let device = Path::new("/dev/mapper").join(mapper_name(&self.name, LOCK_VOLUME));
+        lease::resource(&self.name, volume, &device)
+    }
+
     /// The host that has a cell which is not active here, by its lease on the disk.
     fn holder(&self, volume: &Volume) -> Option<HostNumber> {
-        let device = Path::new("/dev/mapper").join(mapper_name(&self.name, LOCK_VOLUME));
-        let resource = lease::resource(&self.name, volume, &device)?;
+        let resource = self.resource(volume)?;
         let text =
             self.commands.run("sanlock", &["direct", "read_leader", "-r", &resource]).ok()?;
         lease::owner(&text)
@@ -216,6 +221,17 @@ impl Coordinator for Lvm {
         let taken = self.commands.run("lvchange", &["-aey", &path]);
         taken.map_err(|refusal| self.cell_error(refusal, name))?;
         Ok(self.held(&self.volume(name)?, name))
+    }
+
+    fn free(&self, name: &CellName, of: HostNumber) -> Result<(), HostsError> {
+        let volume = self.volume(name)?;
+        // The host that was fenced can't write the lease, and only one host has fenced it.
+        let Some(resource) = self.resource(&volume).filter(|_| self.holder(&volume) == Some(of))
+        else {
+            return Ok(());
+        };
+        let freed = self.commands.run("sanlock", &["direct", "init", "-r", &resource]);
+        freed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
     fn release(&self, name: &CellName) -> Result<(), HostsError> {

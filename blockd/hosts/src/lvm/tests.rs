@@ -159,6 +159,17 @@ fn a_cell_is_made_for_this_host_alone_and_grows_only_where_it_is_held() {
 }
 
 #[test]
+fn a_lease_is_freed_where_the_fenced_host_has_it_alone() {
+    let answers = &[("lvs", VOLUMES), ("sanlock direct read", LEADER), ("sanlock direct init", "")];
+    let (lvm, lines) = group(answers, "");
+    lvm.free(&cell("two"), HostNumber(1)).unwrap();
+    assert!(!lines.lock().iter().any(|line| line.contains(" init ")), "it is another host's");
+    lvm.free(&cell("two"), HostNumber(2)).unwrap();
+    let freed = "sanlock direct init -r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592";
+    assert_eq!(lines.lock().last().unwrap(), freed);
+}
+
+#[test]
 fn a_host_that_is_cut_off_replaces_the_tables_of_its_cells_only() {
     const NAMES: &str = "san-cell--one\t(254:3)\nsan-root\t(254:1)\nother-cell--one\t(254:4)\n";
     let answers = &[("dmsetup ls", NAMES), ("dmsetup wipe_table", ""), ("lvmlockctl", "")];
