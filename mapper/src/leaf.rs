@@ -70,9 +70,9 @@ struct Entry {
     valid: AtomicU64,
 }
 
-/// The mappings of 256 consecutive extents of a volume, as much memory as a page. Not aligned beyond
-/// its entries: the allocator fills memory of a larger alignment, and gives zeroes of the system's
-/// as they are otherwise, so that leaves cost nothing before they are used.
+/// The mappings of 256 consecutive extents of a volume, as much memory as a page. Not aligned
+/// beyond its entries: the allocator fills memory of a larger alignment, and gives zeroes of the
+/// system's as they are otherwise, so that leaves cost nothing before they are used.
 #[cfg_attr(not(loom), derive(zerocopy::FromZeros))]
 #[repr(C)]
 pub struct Leaf {
