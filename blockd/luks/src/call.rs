@@ -81,6 +81,12 @@ impl<'a> Call<'a> {
         call.on(device).key(key)
     }
 
+    /// Whether the key opens a device; nothing is mapped.
+    #[must_use]
+    pub fn test(device: &Path, key: &'a Key) -> Self {
+        Self::new(&["open", "--type", "luks2", "--test-passphrase"]).on(device).key(key)
+    }
+
     /// Opens a device as the mapping of this name. Discards pass through to the device.
     #[must_use]
     pub fn open(device: &Path, name: &str, key: &'a Key, read_only: bool) -> Self {
@@ -204,12 +210,8 @@ mod tests {
             Self(path)
         }
 
-        /// Whether the key opens it; nothing is mapped.
         fn opens(&self, key: &Key) -> bool {
-            let mut call = Call::open(&self.0, "none", key, true);
-            call.words.pop();
-            call.add(&["--test-passphrase"]);
-            match ended(&call) {
+            match ended(&Call::test(&self.0, key)) {
                 Outcome::Done => true,
                 Outcome::WrongKey => false,
                 other => panic!("{other:?}"),
@@ -237,6 +239,7 @@ mod tests {
             Call::format(device, &old),
             Call::open(device, "name", &old, false),
             Call::open(device, "name", &old, true),
+            Call::test(device, &old),
             Call::resize("name", &old),
             Call::add_key(device, &old, &new),
             Call::remove_key(device, &old),
