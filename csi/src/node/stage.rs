@@ -298,9 +298,8 @@ pub fn unstage(world: &World<'_>, id: &str, place: &Place, path: &Path) -> Resul
     {
         unformat(world, &mut record, volume)?;
     }
-    if volume.is_some() {
-        world.volumes.detach(place)?;
-    }
+    // Also where the volume is gone: a layer above its device may be left.
+    world.volumes.detach(place)?;
     if let Some(there) = known.filter(|there| there.made_folder) {
         steps::remove(world, &there.path)?;
     }
