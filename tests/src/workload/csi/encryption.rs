@@ -131,6 +131,12 @@ fn secrets(pairs: &[(&str, &str)]) -> HashMap<String, String> {
     pairs.iter().map(|(name, key)| ((*name).to_owned(), format!("{SECRET}{key}"))).collect()
 }
 
+/// Gives a volume that is to be made encryption, with this key.
+pub(super) fn encrypt(volume: &mut Volume, key: &str) {
+    volume.parameters.insert("encryption".to_owned(), "luks2".to_owned());
+    volume.secrets = secrets(&[("key", key)]);
+}
+
 /// Pages with a text.
 fn pattern(text: &str) -> Vec<u8> {
     let mut page = text.as_bytes().to_vec();
@@ -145,8 +151,7 @@ impl Encryption<'_> {
         let name = format!("e{}", self.made);
         let mut volume = Volume::new(self.rig, &name, shape, mib * MIB)?;
         if let Some(key) = key {
-            volume.parameters.insert("encryption".to_owned(), "luks2".to_owned());
-            volume.secrets = secrets(&[("key", key)]);
+            encrypt(&mut volume, key);
         }
         Ok(volume)
     }
