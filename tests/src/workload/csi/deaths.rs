@@ -92,7 +92,7 @@ struct Figures {
     given_up: u64,
 }
 
-/// Lives until the time is over, and at least one of each shape with each death.
+/// A life of each kind, then lives with deaths until the time is over, and at least one.
 ///
 /// # Errors
 /// When a repeat does not mend something, or something is left or lost.
@@ -116,13 +116,14 @@ pub(super) fn all(rig: &mut Rig, time: Duration, seed: u64) -> Result<String> {
     }
     rng.shuffle(&mut points);
     let mut tried = 0;
+    let since = Clock::start();
     for &(kind, victim, line) in &points {
         let delay = Duration::from_micros(if rng.bool() { 0 } else { rng.u64(..30_000) });
         let death = Death { victim, line, delay, give_up: rng.u8(..3) == 0 };
         live(rig, kind, Some(death), &mut figures)
             .with_context(|| format!("{kind:?}, {death:?}; {}", rig.plugin.last_words()))?;
         tried += 1;
-        if start.elapsed() > time {
+        if since.elapsed() > time {
             break;
         }
     }
