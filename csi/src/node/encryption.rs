@@ -176,7 +176,9 @@ impl<'a> Encrypted<'a> {
     }
 
     /// No key of the call opens the volume.
-    fn wrong_key(&self, fields: String) -> Error {
+    fn wrong_key(&self, keys: &Keys) -> Error {
+        let previous = keys.previous.as_ref().map(|_| format!(" and secrets.{PREVIOUS_KEY}"));
+        let fields = format!("secrets.{KEY}{}", previous.unwrap_or_default());
         Error::WrongKey { what: format!("volume {}", self.id), fields }
     }
 
@@ -188,10 +190,13 @@ impl<'a> Encrypted<'a> {
         }
         let keys = self.keys()?;
         let name = self.world.volumes.mapping_name(place);
-        match self.world.machine.resize(&name, &mapping.path, &keys.key)? {
-            true => Ok(()),
-            false => Err(self.wrong_key(format!("secrets.{KEY}"))),
+        // The volume has a new key only once it is staged with that.
+        for key in std::iter::once(&keys.key).chain(&keys.previous) {
+            if self.world.machine.resize(&name, &mapping.path, key)? {
+                return Ok(());
+            }
         }
+        Err(self.wrong_key(keys))
     }
 
     /// The mapping over that device, if it is open.
@@ -261,8 +266,7 @@ impl Volumes for Encrypted<'_> {
         let is_open = self.world.machine.open(&device, &name, &keys.key, read_only)?;
         self.note_refusal(place, !is_open)?;
         if !is_open {
-            let previous = keys.previous.as_ref().map(|_| format!(" and secrets.{PREVIOUS_KEY}"));
-            return Err(self.wrong_key(format!("secrets.{KEY}{}", previous.unwrap_or_default())));
+            return Err(self.wrong_key(keys));
         }
         self.show(place, volume)
     }

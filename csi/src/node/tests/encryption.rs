@@ -183,4 +183,10 @@ fn growth_needs_the_key_only_while_the_mapping_is_smaller() {
     assert_eq!(expand(Some(&wrong)).unwrap_err().code(), Code::Unauthenticated);
     assert_eq!(expand(Some(&keys(&[KEY]))).unwrap(), 2 * before - HEADER);
     assert_eq!(expand(None).unwrap(), 2 * before - HEADER);
+    // A new key that no stage has given to the volume yet.
+    if let Some(volume) = node.world.state().volumes.get_mut("csi.a") {
+        (volume.size, volume.shown) = (3 * before, 3 * before);
+    }
+    let both = keys(&[("key", OTHER), ("previousKey", KEY.1)]);
+    assert_eq!(expand(Some(&both)).unwrap(), 3 * before - HEADER);
 }
