@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Read as _;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -213,10 +212,12 @@ fn encrypt(
     inside: impl Fn(&Path, &str, &[&str]) -> Result<String>,
 ) -> Result<()> {
     fs::File::create(image)?.set_len(32 << 20)?;
-    // Stands for the kernel's; the bytes are those of a key as well.
-    let (random, mut bytes) = (plugin.join("dev/urandom"), vec![0; 1 << 16]);
-    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    fs::write(&random, &bytes)?;
+    // As a runtime gives them to a container; the bytes are those of a key as well.
+    let devices = [("urandom", "9"), ("random", "8")];
+    let devices = devices.map(|(name, minor)| (plugin.join("dev").join(name), minor));
+    for (device, minor) in &devices {
+        command::output(Command::new("mknod").arg(device).args(["c", "1", minor]))?;
+    }
     let words = ["--batch-mode", "--disable-locks", "luksFormat", "--type", "luks2", "--pbkdf"];
     let words = [&words[..], &["argon2id", "--pbkdf-memory", "65536", "--pbkdf-parallel", "1"]];
     let key = ["--pbkdf-force-iterations", "4", "--keyfile-size", "32", "--key-file"];
@@ -224,7 +225,10 @@ fn encrypt(
     inside(plugin, "cryptsetup", &words)?;
     let found = inside(plugin, "blkid", &["-p", "-o", "value", "-s", "TYPE", "/tmp/image"])?;
     ensure!(found == "crypto_LUKS", "cryptsetup makes {found}");
-    Ok(fs::remove_file(random)?)
+    for (device, _) in &devices {
+        fs::remove_file(device)?;
+    }
+    Ok(())
 }
 
 /// The images, which need neither a network nor another image.
