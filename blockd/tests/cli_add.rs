@@ -90,3 +90,30 @@ fn a_snapshot_of_that_name_is_refused_and_named() {
     let (code, error) = changes_nothing(&daemon, &["set", "taken", "--quota", "1M"]);
     assert!(code == 7 && error.starts_with("volume taken is a snapshot"), "{code} {error}");
 }
+
+/// No kernel driver is needed to refuse: the tests of virtual machines have the rest.
+#[test]
+fn encryption_that_is_refused_changes_nothing() {
+    let daemon = Daemon::start("64M");
+    let key = daemon.dir.join("key");
+    let key = key.to_str().unwrap();
+    let fails = |size, name| {
+        let words = ["add", "--encrypt", "--key-file", key, "--size", size, name];
+        changes_nothing(&daemon, &words)
+    };
+    let (_, error) = fails("1M", "sealed");
+    assert!(error.contains("key: No such file"), "{error}");
+    std::fs::write(key, "").unwrap();
+    let (code, error) = fails("1M", "sealed");
+    assert!(code == 3 && error.contains("a file of 1 to 4096 bytes"), "{code} {error}");
+    std::fs::write(key, "the-secret-of-the-volume").unwrap();
+    let (code, error) = fails("1025K", "sealed");
+    assert!(code == 3 && error.contains("a multiple of 4 KiB with --encrypt"), "{code} {error}");
+    // What is there is neither encrypted nor lost.
+    let image = daemon.dir.join("image");
+    std::fs::write(&image, cli_support::pattern(1 << 20, 1)).unwrap();
+    daemon.ok(&["import", "image", "plain"]);
+    let (code, error) = fails("1M", "plain");
+    assert!(code == 7 && error.contains("holds data that is not encrypted"), "{code} {error}");
+    assert!(!error.contains("the-secret"), "{error}");
+}

@@ -13,7 +13,8 @@ use crate::steps::{Outcome, Steps};
 use crate::{built, command, setup};
 
 /// The tools that the plugin starts.
-const TOOLS: [setup::Tool; 12] = [
+const TOOLS: [setup::Tool; 13] = [
+    setup::Tool { program: "cryptsetup", package: "cryptsetup-bin" },
     setup::Tool { program: "blkid", package: "util-linux" },
     setup::Tool { program: "blockdev", package: "util-linux" },
     setup::Tool { program: "mkfs.ext4", package: "e2fsprogs" },
@@ -32,8 +33,9 @@ const TOOLS: [setup::Tool; 12] = [
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
 /// Each of them is tried in the finished root: an argument, and its output.
-const TRIED: [(&str, &[&str], &str); 9] = [
+const TRIED: [(&str, &[&str], &str); 10] = [
     ("blockd-csi", &["--version"], "blockd-csi "),
+    ("cryptsetup", &["--version"], "cryptsetup"),
     ("blkid", &["-V"], "blkid"),
     ("mkfs.ext4", &["-V"], "mke2fs"),
     ("mkfs.xfs", &["-V"], "mkfs.xfs"),
@@ -197,9 +199,36 @@ fn try_out(folder: &Path) -> Result<Outcome> {
             inside(&plugin, "resize2fs", &["/tmp/image"])?;
         }
     }
+    encrypt(&plugin, &image, inside)?;
     fs::remove_file(&image)?;
     fs::remove_dir_all(plugin.join("proc/self"))?;
     Ok(Outcome::Passed)
+}
+
+/// An encrypted image, made with the libraries of the root and the derivation of the plugin.
+fn encrypt(
+    plugin: &Path,
+    image: &Path,
+    inside: impl Fn(&Path, &str, &[&str]) -> Result<String>,
+) -> Result<()> {
+    fs::File::create(image)?.set_len(32 << 20)?;
+    // As a runtime gives them to a container; the bytes are those of a key as well.
+    let devices = [("urandom", "9"), ("random", "8")];
+    let devices = devices.map(|(name, minor)| (plugin.join("dev").join(name), minor));
+    for (device, minor) in &devices {
+        command::output(Command::new("mknod").arg(device).args(["c", "1", minor]))?;
+    }
+    let words = ["--batch-mode", "--disable-locks", "luksFormat", "--type", "luks2", "--pbkdf"];
+    let words = [&words[..], &["argon2id", "--pbkdf-memory", "65536", "--pbkdf-parallel", "1"]];
+    let key = ["--pbkdf-force-iterations", "4", "--keyfile-size", "32", "--key-file"];
+    let words = [&words.concat()[..], &key, &["/dev/urandom", "/tmp/image"]].concat();
+    inside(plugin, "cryptsetup", &words)?;
+    let found = inside(plugin, "blkid", &["-p", "-o", "value", "-s", "TYPE", "/tmp/image"])?;
+    ensure!(found == "crypto_LUKS", "cryptsetup makes {found}");
+    for (device, _) in &devices {
+        fs::remove_file(device)?;
+    }
+    Ok(())
 }
 
 /// The images, which need neither a network nor another image.

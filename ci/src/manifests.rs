@@ -25,6 +25,8 @@ use crate::steps::Outcome;
 const CHART: &str = "deploy/chart/blockd";
 const BASE: &str = "deploy/kubernetes";
 const COMPONENTS: &str = "deploy/kustomize/components";
+/// Classes, claims and pods that people begin with.
+const EXAMPLES: [&str; 2] = ["deploy/examples/encrypted.yaml", "deploy/examples/pmem.yaml"];
 /// Alerts for Prometheus, in the order in which the chart has them.
 const ALERTS: [&str; 2] = ["deploy/alerts.yml", "deploy/alerts-kubernetes.yml"];
 
@@ -117,6 +119,9 @@ pub(crate) fn chart(root: &Path) -> Result<Outcome> {
     for path in yaml_below(&root.join(BASE))?.into_iter().chain(yaml_below(&root.join(COMPONENTS))?)
     {
         files.insert(path.clone(), path.into());
+    }
+    for path in EXAMPLES {
+        files.insert(path.to_owned(), root.join(path).to_string_lossy().into_owned().into());
     }
     let answer = tools::render(
         root,

@@ -135,6 +135,14 @@ pub enum Error {
         /// The problem.
         problem: String,
     },
+    /// The keys of a call open no encryption.
+    #[error("{what} is encrypted and {fields} opens none of its key slots; it is left as it is")]
+    WrongKey {
+        /// The object of the call.
+        what: String,
+        /// The fields with the keys, which are not shown.
+        fields: String,
+    },
     /// An error of the daemon.
     #[error("{}", .0.message)]
     Daemon(Box<v1::ErrorDetail>),
@@ -215,6 +223,8 @@ impl Error {
             Self::Unavailable { .. } => Code::Unavailable,
             Self::Late { .. } | Self::Hung { .. } | Self::GivenUp { .. } => Code::DeadlineExceeded,
             Self::HungUp => Code::Cancelled,
+            // The specification: "does not carry secrets that are valid for authentication".
+            Self::WrongKey { .. } => Code::Unauthenticated,
             Self::Io { .. } | Self::Unexpected { .. } => Code::Internal,
             Self::Daemon(detail) => code_of(detail.kind()),
         }

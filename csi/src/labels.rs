@@ -3,8 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use blockd_csi_base::bytes::Bytes;
+
 use crate::parameters::Keys;
 use crate::pmem;
+use crate::sizes::LUKS_HEADER;
 
 /// Labels of a volume.
 pub type Labels = BTreeMap<String, String>;
@@ -42,10 +45,24 @@ pub fn of_volume(
 /// The part of a volume's context that its labels hold.
 #[must_use]
 pub fn context(keys: &Keys, labels: &Labels) -> HashMap<String, String> {
-    let of_context = [keys.mkfs_options(), keys.fs_type(), keys.of_context(pmem::USAGE)];
+    let of_context =
+        [keys.mkfs_options(), keys.fs_type(), keys.encryption(), keys.of_context(pmem::USAGE)];
     let is_of_context = |key: &String| of_context.contains(key);
     let found = labels.iter().filter(|(key, _)| is_of_context(key));
     found.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// The labels of a snapshot: whether it is encrypted, which is all that its clones have to know.
+#[must_use]
+pub fn of_snapshot(keys: &Keys, source: &Labels) -> Labels {
+    let kind = source.get_key_value(&keys.encryption());
+    kind.map(|(key, kind)| (key.clone(), kind.clone())).into_iter().collect()
+}
+
+/// Bytes of a volume or snapshot with these labels before its data: the header, if it is encrypted.
+#[must_use]
+pub fn header(keys: &Keys, labels: &Labels) -> Bytes {
+    if labels.contains_key(&keys.encryption()) { LUKS_HEADER } else { Bytes::ZERO }
 }
 
 /// Whether the daemon takes it as a label. The driver's name may have capital letters, and a prefix

@@ -23,6 +23,10 @@ const PROVISIONER: &str = "storage.kubernetes.io/";
 /// The file system's type, in a storage class.
 pub const FS_TYPE: &str = "csi.storage.k8s.io/fstype";
 
+/// The kind of encryption. Like the parameters of persistent memory it may do without the driver's
+/// name.
+const ENCRYPTION: &str = "encryption";
+
 /// Words of options for mkfs: the general limit on strings leaves room for no more.
 const MAX_MKFS_WORDS: usize = 64;
 
@@ -49,6 +53,23 @@ pub struct ClassParameters {
     pub mutable: Mutable,
     /// The parameters of persistent memory.
     pub pmem: pmem::Parameters,
+    /// Whether its volumes are encrypted.
+    pub encrypted: bool,
+}
+
+impl ClassParameters {
+    /// Refuses encryption of volumes that applications or virtual machines map.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT.
+    pub fn check_encryption(&self, plan: &pmem::Plan) -> Result<(), Error> {
+        if !self.encrypted || !(plan.is_direct || plan.kata) {
+            return Ok(());
+        }
+        let allowed = "left out in classes of kind pmem-direct and with kataContainers, whose \
+                       volumes are mapped as they are";
+        Err(Error::invalid(ENCRYPTION, blockd_luks::KIND, allowed))
+    }
 }
 
 /// Parameters that can be changed while a volume exists. `None`: unchanged.
@@ -136,6 +157,12 @@ impl Keys {
         format!("{}/fstype", self.driver)
     }
 
+    /// The key of the kind of encryption, in the volume's context and its labels.
+    #[must_use]
+    pub fn encryption(&self) -> String {
+        format!("{}/encryption", self.driver)
+    }
+
     /// A key of the volume's context, by its last word.
     #[must_use]
     pub fn of_context(&self, word: &str) -> String {
@@ -154,9 +181,14 @@ impl Keys {
         limits::map(field, map)?;
         let mut class = ClassParameters::default();
         let mut mutable = HashMap::new();
-        let also = format!("device-class, mkfs-options, {}, ", pmem::KEYS);
+        let also = format!("device-class, encryption, mkfs-options, {}, ", pmem::KEYS);
         for (key, value) in map {
             if class.pmem.take(key, self.own(key).unwrap_or(key), value)? {
+                continue;
+            }
+            if self.own(key).unwrap_or(key) == ENCRYPTION {
+                encryption(key, value)?;
+                class.encrypted = true;
                 continue;
             }
             match self.own(key) {
@@ -252,6 +284,17 @@ pub fn file_system(field: &str, name: &str) -> Result<Option<FileSystem>, Error>
     }
     let known = FileSystem::of_name(name);
     known.map(Some).ok_or_else(|| Error::invalid(field, name, "ext4, xfs or btrfs"))
+}
+
+/// The kind of encryption, of which there is one.
+///
+/// # Errors
+/// The value is another one. The error names `field`.
+pub fn encryption(field: &str, kind: &str) -> Result<(), Error> {
+    if kind == blockd_luks::KIND {
+        return Ok(());
+    }
+    Err(Error::invalid(field, kind, format!("{}, or left out", blockd_luks::KIND)))
 }
 
 /// Options for mkfs, word by word.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockd_api::v1;
+use blockd_csi_base::bytes::Bytes;
 use blockd_csi_base::clock::Clock;
 use blockd_csi_base::error::shown;
 use tokio::sync::{Mutex, RwLock};
@@ -18,9 +19,11 @@ use crate::config::{Class, Config, Kind};
 use crate::daemon::Daemon;
 use crate::error::Error;
 use crate::ids::{Names, VolumeId};
+use crate::labels;
 use crate::locks::Locks;
 use crate::metrics::{Metrics, code_name};
 use crate::parameters::Keys;
+use crate::pmem;
 use crate::topology::Place;
 
 pub(crate) use self::stream::Streams;
@@ -241,6 +244,19 @@ impl Plugin {
         let is_volume = |volume: &v1::Volume| volume.kind() == v1::VolumeKind::Volume;
         let volume = found.filter(is_volume).ok_or_else(absent)?;
         Ok((volume_id, volume))
+    }
+
+    /// Bytes of a volume or snapshot before its data.
+    #[must_use]
+    pub fn header(&self, volume: &v1::Volume) -> Bytes {
+        labels::header(&self.settings.keys, &volume.labels)
+    }
+
+    /// The capacity of a volume's claim.
+    #[must_use]
+    pub fn capacity(&self, volume: &v1::Volume) -> Bytes {
+        let charged = Bytes::new(pmem::charged(volume)).unwrap_or_default();
+        charged.saturating_sub(self.header(volume))
     }
 
     /// Whether a pool is one of our classes.

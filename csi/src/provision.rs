@@ -12,7 +12,7 @@ use crate::parameters::Mutable;
 use crate::plugin::{Plugin, Pools};
 use crate::pmem::{self, Plan};
 use crate::room::check_room;
-use crate::sizes::{Range, Rules};
+use crate::sizes::{self, Range, Rules};
 
 /// The properties of a volume to create.
 #[derive(Clone, Copy, Debug)]
@@ -169,14 +169,16 @@ pub async fn finish(
     match plugin.daemon.configure_volume(request).await {
         Ok(answer) => Ok(answer.volume.unwrap_or_default()),
         Err(error) => {
-            // One that only lacks labels may be of a plugin that did not know them.
+            // One that only lacks labels may be of a plugin that did not know them, which made none
+            // that is encrypted.
             let is_empty =
                 !is_set && volume.valid_bytes == 0 && volume.origin_id == 0 && !volume.attached;
             // A caller that receives a refusal may not retry; one that receives UNAVAILABLE does,
             // and completes it.
             let is_refused = error.daemon_kind().is_some();
             let is_there = error.daemon_kind() != Some(ErrorKind::NotFound);
-            if is_refused && is_set && is_there && !is_new {
+            let is_encrypted = spec.labels.contains_key(&plugin.settings.keys.encryption());
+            if is_refused && is_set && is_there && !is_new && !is_encrypted {
                 tracing::warn!(volume = spec.name, %error, "the volume stays without its labels");
                 return Ok(volume);
             }
@@ -276,7 +278,7 @@ pub async fn expand(
     volume: v1::Volume,
     range: &Range,
 ) -> Result<v1::Volume, Error> {
-    let present = Bytes::new(pmem::charged(&volume)).unwrap_or_default();
+    let (header, present) = (plugin.header(&volume), plugin.capacity(&volume));
     let pools = plugin.pools().await?;
     let class = class_of(plugin, &pools, &volume);
     let mut granule = Bytes::constant(i64::from(volume.block_size));
@@ -284,11 +286,14 @@ pub async fn expand(
         let pool = pools.serving(&class).find(|pool| pool.name == volume.pool);
         granule = granule.max(pool.map(pmem::step).unwrap_or_default());
     }
+    if !header.is_zero() {
+        granule = granule.max(sizes::LUKS_GRANULE);
+    }
     let size = range.choose(&Rules { default: present, minimum: present, granule })?;
     if size <= present {
         return Ok(volume);
     }
-    grow(plugin, &class, &volume, size).await
+    grow(plugin, &class, &volume, sizes::with_header(size, header)?).await
 }
 
 /// Returns the class of a volume: the one that its label names, if that still has the volume's

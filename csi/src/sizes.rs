@@ -2,12 +2,32 @@
 //! the limit allows.
 
 use blockd_csi_base::bytes::Bytes;
+use blockd_luks::{GRANULE_BYTES, HEADER_BYTES};
 
 use crate::error::Error;
 use crate::proto::CapacityRange;
 
 /// The largest volume of a pool: 2^50 bytes, by its format.
 pub const MAX_VOLUME: Bytes = Bytes::constant(1_125_899_906_842_624);
+
+/// Bytes that the header of an encrypted volume takes, on top of the requested size.
+pub const LUKS_HEADER: Bytes = Bytes::constant(HEADER_BYTES.cast_signed());
+
+/// Sizes of encrypted volumes are multiples of it.
+pub const LUKS_GRANULE: Bytes = Bytes::constant(GRANULE_BYTES.cast_signed());
+
+/// The size of a device with this size behind a header.
+///
+/// # Errors
+/// OUT_OF_RANGE: no device is as large.
+pub fn with_header(size: Bytes, header: Bytes) -> Result<Bytes, Error> {
+    let whole = size.saturating_add(header);
+    if whole <= MAX_VOLUME {
+        return Ok(whole);
+    }
+    let allowed = format!("at most {}, with the header", MAX_VOLUME.saturating_sub(header));
+    Err(Error::out_of_range("capacity_range", size, allowed))
+}
 
 /// The requested sizes; 0 is "not given" for each.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

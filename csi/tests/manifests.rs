@@ -275,6 +275,23 @@ fn the_example_with_persistent_memory_is_understood() {
     assert!(parameters.of_class("", class).is_ok());
 }
 
+/// The example with encryption: each class has a secret for staging and for growth.
+#[test]
+fn the_example_with_encryption_is_understood() {
+    let text = fs::read_to_string(folder().join("../examples/encrypted.yaml")).unwrap();
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let class = objects.iter().find(|object| object["kind"] == "StorageClass").unwrap();
+    let parameters = strings(&class["parameters"]);
+    assert!(Keys::new(DEFAULT_DRIVER).class("parameters", &parameters).unwrap().encrypted);
+    for call in ["node-stage", "node-expand"] {
+        for word in ["name", "namespace"] {
+            assert!(parameters.contains_key(&format!("csi.storage.k8s.io/{call}-secret-{word}")));
+        }
+    }
+    // No secret that could be taken over as it is.
+    assert!(objects.iter().all(|object| object["kind"] != "Secret"));
+}
+
 /// Row T34.
 #[test]
 fn a_claim_below_a_gibibyte_is_in_the_example() {

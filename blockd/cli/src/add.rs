@@ -1,12 +1,16 @@
 //! `blockd add`: the common case in one command, a volume that clients can use.
 
-use blockd_api::v1::{AddVolumeRequest, CreateVolumeRequest, PmemUsage, SizeSemantics, Volume};
+use blockd_api::v1::{
+    AddVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, PmemUsage, SizeSemantics, Volume,
+};
 use blockd_media::error::Error;
 use blockd_media::units;
 use serde::Serialize;
 
 use super::answers::{self, is_namespace};
 use super::attach::FrontEndArguments;
+use super::client::Client;
+use super::encryption::{Encryption, EncryptionArguments};
 use super::labels::LabelArguments;
 use super::set::{self, SettingArguments};
 use super::{Context, amount, names, size_argument};
@@ -19,10 +23,16 @@ use super::{Context, amount, names, size_argument};
 /// already, with this size, is kept, and gets the settings and labels that are named. A volume of a
 /// pool of namespaces takes its space at once, and its device is the kernel's own. If a part of it
 /// fails, nothing is changed.
+///
+/// With --encrypt the volume has LUKS2 above its block device, and the mapping to use is printed. A
+/// volume that was never written gets a header, which takes 16 MiB on top of the size; one that was
+/// added with --encrypt before is opened again, with the key that it was made with. Without the key
+/// its data is lost.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  blockd add --size 10G data\n  blockd add --size 1T --pool fast db\n  \
-                  blockd add --size 10G data --label team=db"
+                  blockd add --size 10G data --label team=db\n  \
+                  blockd add --size 10G data --encrypt --key-file key"
 )]
 pub(crate) struct Add {
     /// Its name, 1 to 128 bytes without '/', or POOL/NAME
@@ -61,6 +71,9 @@ pub(crate) struct Add {
     pub front_end: FrontEndArguments,
 
     #[command(flatten)]
+    pub encryption: EncryptionArguments,
+
+    #[command(flatten)]
     pub labels: LabelArguments,
 
     #[command(flatten)]
@@ -95,7 +108,14 @@ impl Add {
     pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name])?;
         names::check_visible(&self.name)?;
-        let size_bytes = size_argument("size", &self.size)?;
+        let mut size_bytes = size_argument("size", &self.size)?;
+        let encryption = self.encryption.read()?;
+        let mut set_labels = self.labels.pairs()?;
+        if encryption.is_some() {
+            size_bytes = Encryption::device_bytes(&self.size, size_bytes)?;
+            Encryption::label(&mut set_labels);
+            self.front_end.ublk = true;
+        }
         let block_size = block_size_argument(self.block_size.as_deref())?;
         let create = CreateVolumeRequest {
             name: self.name.clone(),
@@ -120,27 +140,49 @@ impl Add {
             erase_after: self.no_erase.then_some(false),
             ..Default::default()
         };
-        let set_labels = self.labels.pairs()?;
+        let mut client = context.client().await?;
+        if encryption.is_some() {
+            Encryption::check(&mut client, &self.name, &self.pool).await?;
+        }
         let request = AddVolumeRequest {
             create: Some(create),
             configure: set::request(&self.settings, &self.name, &self.pool, (set_labels, vec![]))?,
             attach: Some(self.front_end.request(self.name, self.pool, false)),
         };
-        let answer = context.client().await?.add_volume(request).await?;
+        let answer = client.add_volume(request).await?;
         let volume = answers::volume(answer.volume)?;
+        let (mut place, mut opened) = (answers::place(&volume).to_owned(), false);
+        if let Some(encryption) = &encryption {
+            (place, opened) = match encryption.open(&volume) {
+                Err(error) if answer.created => {
+                    return Err(undone(&mut client, volume, error).await);
+                }
+                result => result?,
+            };
+        }
         let warnings = set::warnings(&volume);
         set::warn(&warnings);
         let added = Added {
             warnings,
-            changed: answer.changed,
+            changed: answer.changed || opened,
             created: answer.created,
             configured: answer.configured,
             attached: answer.attached,
-            place: answers::place(&volume).to_owned(),
+            place,
             uri: volume.nbd_uri.clone(),
             volume,
         };
         context.output.either(&added, || human(&added, context))
+    }
+}
+
+/// Deletes a volume that was made and can't be encrypted. Returns the error with what is left.
+async fn undone(client: &mut Client, volume: Volume, error: Error) -> Error {
+    let request =
+        DeleteVolumeRequest { name: volume.name, pool: volume.pool, force: false, detach: true };
+    match client.delete_volume(request).await {
+        Ok(_) => error,
+        Err(left) => error.with_note(&format!("the new volume is still there: {left}")),
     }
 }
 

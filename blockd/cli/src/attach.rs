@@ -5,7 +5,7 @@ use blockd_media::error::Error;
 use clap::value_parser;
 use serde::Serialize;
 
-use super::{Context, answers, names};
+use super::{Context, answers, encryption, names};
 
 /// Make a volume reachable for clients
 ///
@@ -84,7 +84,9 @@ impl FrontEndArguments {
 /// End a volume's connections, or take its block device away
 ///
 /// The volume keeps its data. Refused while clients are connected or the block device is in use,
-/// unless forced: then IO to the device fails. A volume that is not attached is left unchanged.
+/// unless forced: then IO to the device fails. A volume that is not attached is left unchanged. The
+/// mapping of a volume that was added with --encrypt is closed first, which is refused while it is
+/// in use.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd detach data")]
 pub(crate) struct Detach {
@@ -147,6 +149,7 @@ impl Detach {
     pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name])?;
         let mut client = context.client().await?;
+        encryption::close(&mut client, &self.name, &self.pool).await?;
         let request =
             DetachVolumeRequest { name: self.name.clone(), pool: self.pool, force: self.force };
         let answer = client.detach_volume(request).await?;

@@ -8,7 +8,7 @@ use blockd_media::units;
 use serde::Serialize;
 
 use super::client::Client;
-use super::{Context, amount, answers, names};
+use super::{Context, amount, answers, encryption, names};
 
 /// Detach a volume and delete it with all it holds
 ///
@@ -16,7 +16,8 @@ use super::{Context, amount, answers, names};
 /// another device), unless forced: then connections are closed, IO to the device fails, and so do
 /// writes that wait for space. A volume that does not exist is not an error. On a terminal, a
 /// volume that holds data is deleted only once a question was answered with y; in a script, where
-/// input or output is no terminal, nothing is asked.
+/// input or output is no terminal, nothing is asked. The mapping of a volume that was added with
+/// --encrypt is closed first, which is refused while it is in use.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd del data\n  blockd del scratch --yes")]
 pub(crate) struct Del {
@@ -56,6 +57,7 @@ impl Del {
         if is_asked {
             confirm(&mut client, &self.name, &self.pool).await?;
         }
+        encryption::close(&mut client, &self.name, &self.pool).await?;
         let name = self.name;
         let request = DeleteVolumeRequest {
             name: name.clone(),

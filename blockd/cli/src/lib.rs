@@ -17,6 +17,7 @@ mod completions;
 mod del;
 mod diff;
 mod duration;
+mod encryption;
 mod events;
 mod extend_request;
 mod features;

@@ -8,8 +8,9 @@ use super::metadata::Metadata;
 const BANNED: &[(&str, &[&str])] = &[
     // It does no IO, and everything else is above it.
     ("blockd-mapper", &["blockd-"]),
-    // Each stands alone: a protocol, a server, what the plugins share.
+    // Each stands alone: a protocol, encryption, a server, what the plugins share.
     ("blockd-nbd", &["blockd-"]),
+    ("blockd-luks", &["blockd-"]),
     ("blockd-http", &["blockd-"]),
     ("blockd-csi-base", &["blockd-"]),
     // It blocks, and knows nothing of pools.

@@ -80,6 +80,15 @@ fn check_pair((base_id, base): &Found, (target_id, target): &Found) -> Result<()
     Ok(())
 }
 
+/// A message of the daemon's, with offsets from the end of the header.
+fn behind(header: i64, mut part: v1::DiffVolumeResponse) -> v1::DiffVolumeResponse {
+    let offsets = part.ranges.iter_mut().map(|range| &mut range.offset_bytes);
+    for bytes in offsets.chain([&mut part.volume_bytes, &mut part.next_bytes]) {
+        *bytes = bytes.saturating_sub(header);
+    }
+    part
+}
+
 /// Streams the requested ranges, message by message.
 pub(super) async fn send<T>(
     plugin: Arc<Plugin>,
@@ -93,7 +102,9 @@ pub(super) async fn send<T>(
     if let Some(base) = &base {
         check_pair(base, &target)?;
     }
-    let size = target.1.size_bytes;
+    // Offsets are those that a workload sees, behind the header of an encrypted volume.
+    let header = plugin.header(&target.1).get();
+    let size = target.1.size_bytes - header;
     if asked.from > size {
         let allowed = format!("at most the {size} bytes of {}", target.0);
         return Err(Error::out_of_range("starting_offset", asked.from, allowed));
@@ -102,7 +113,7 @@ pub(super) async fn send<T>(
         name: target.0.name.clone(),
         pool: target.0.pool.clone(),
         since: base.as_ref().map(|(id, _)| id.name.clone()).unwrap_or_default(),
-        from_bytes: asked.from,
+        from_bytes: asked.from + header,
     };
     let mut differences = plugin.daemon.diff_volume(request).await?;
     // The daemon took names for numbers when it began. If the names stand for the same ones before
@@ -117,7 +128,7 @@ pub(super) async fn send<T>(
     let wanted = if base.is_some() { Wanted::Changed } else { Wanted::Data };
     let mut ranges = Ranges::new(wanted, max, asked.from, size);
     while let Some(part) = differences.next().await? {
-        ranges.take(&part)?;
+        ranges.take(&behind(header, part))?;
         while let Some(full) = ranges.full() {
             sink.send(message(size, full)).await?;
         }

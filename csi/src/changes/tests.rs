@@ -361,3 +361,33 @@ async fn no_more_streams_are_worked_on_than_there_may_be_and_all_end_with_the_pl
     all_gone(&rig).await;
     assert_eq!(plugin.working(), 0);
 }
+
+#[tokio::test]
+async fn offsets_of_an_encrypted_volume_are_those_behind_its_header() {
+    let header = 16 * MIB;
+    let whole = SIZE + header;
+    let rig = rig();
+    for name in ["csi.a@1", "csi.a@2"] {
+        rig.fake.change("default", name, |one| {
+            one.size_bytes = whole;
+            one.labels.insert("csi.blockd.io/encryption".to_owned(), "luks2".to_owned());
+        });
+    }
+    rig.fake.script_streams(
+        |_| (),
+        move |request, number| match number {
+            0 => {
+                let from = request.from_bytes;
+                assert_eq!(from, header + 8192);
+                StreamStep::Part(part(from, (whole - from) / 4096, whole))
+            }
+            _ => StreamStep::End,
+        },
+    );
+    let request = proto::GetMetadataDeltaRequest { starting_offset: 8192, ..delta(FIRST, SECOND) };
+    let messages = call(&Service::new(rig.plugin()), request).await.unwrap();
+    let first = &messages[0];
+    assert_eq!(first.volume_capacity_bytes, SIZE);
+    assert_eq!(first.block_metadata[0].byte_offset, 8192);
+    assert!(first.block_metadata.iter().all(|one| one.byte_offset + one.size_bytes <= SIZE));
+}

@@ -12,6 +12,7 @@ use crate::limits;
 use crate::plugin::Plugin;
 use crate::proto;
 use crate::room::{self, Capacity};
+use crate::sizes;
 
 /// The capacity of a class that cannot be created here.
 const NONE: Capacity = Capacity { available: Bytes::ZERO, maximum: Bytes::ZERO };
@@ -67,6 +68,8 @@ pub(super) async fn get(
     };
     let is_possible =
         is_possible && capabilities.iter().all(|one| plan.check("", one, file_system(one)).is_ok());
+    class.check_encryption(&plan)?;
+    let header = if class.encrypted { sizes::LUKS_HEADER } else { Bytes::ZERO };
     let smallest = |pool: &v1::Pool| {
         let least = |file_system: Option<FileSystem>| {
             let of_use = settings.config.minimum.of(file_system);
@@ -78,7 +81,10 @@ pub(super) async fn get(
     let pools = plugin.pools().await?;
     let serving = || pools.serving(device_class).filter(|_| is_here && is_possible);
     let of_pool = |pool: &v1::Pool| {
-        let granule = plan.granule(pool, room::granule(pool, device_class));
+        let mut granule = plan.granule(pool, room::granule(pool, device_class));
+        if class.encrypted {
+            granule = granule.max(sizes::LUKS_GRANULE);
+        }
         smallest(pool).round_up(granule).unwrap_or(Bytes::MAX)
     };
     let minimum = serving().map(of_pool).min();
@@ -88,8 +94,8 @@ pub(super) async fn get(
     };
     let minimum = minimum.unwrap_or_else(|| smallest(&v1::Pool::default()));
     Ok(proto::GetCapacityResponse {
-        available_capacity: capacity.available.get(),
-        maximum_volume_size: Some(capacity.maximum.get()),
+        available_capacity: capacity.available.saturating_sub(header).get(),
+        maximum_volume_size: Some(capacity.maximum.saturating_sub(header).get()),
         minimum_volume_size: Some(minimum.get()),
     })
 }

@@ -6,7 +6,6 @@ use crate::capability::Capability;
 use crate::error::Error;
 use crate::limits;
 use crate::plugin::Plugin;
-use crate::pmem;
 use crate::proto;
 use crate::provision;
 use crate::sizes::Range;
@@ -29,9 +28,9 @@ pub(super) async fn expand(
     let is_block = capability.transpose()?.is_some_and(|one| one.is_block());
     let volume = provision::expand(&plugin, volume, &range).await?;
     Ok(proto::ControllerExpandVolumeResponse {
-        capacity_bytes: pmem::charged(&volume),
-        // A file system does not grow by itself.
-        node_expansion_required: !is_block,
+        capacity_bytes: plugin.capacity(&volume).get(),
+        // Neither a file system nor a mapping grows by itself.
+        node_expansion_required: !is_block || !plugin.header(&volume).is_zero(),
     })
 }
 

@@ -21,7 +21,7 @@ use crate::proto;
 use crate::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use crate::provision::{self, CreateSpec};
 use crate::room;
-use crate::sizes::{Range, Rules};
+use crate::sizes::{self, Range, Rules};
 
 /// A request that was looked through, without asking the daemon.
 struct Asked {
@@ -65,25 +65,31 @@ pub(super) async fn create(
         asked.pmem.usage.map(|usage| (keys.of_context(pmem::USAGE), usage.name().to_owned()));
     stored.extend(usage);
     let labels = labels::of_volume(keys, &asked.class.name, &request.parameters, &stored);
+    if asked.parameters.encrypted && labels::header(keys, &labels).is_zero() {
+        let allowed =
+            "without capital letters for encrypted volumes, as it begins a label of theirs";
+        return Err(Error::invalid("the driver's name", &settings.driver, allowed));
+    }
     let spec = |size| CreateSpec {
         class: &asked.class,
         pool: &id.pool,
         name: &id.name,
         size,
-        limit: asked.range.limit,
+        limit: asked.device_limit(),
         mutable: &mutable,
         pmem: asked.pmem,
         labels: &labels,
     };
     let volume = match plugin.daemon.find_volume(&id.pool, &id.name).await? {
         Some(present) => {
-            let size = asked.check_present(&present, &source)?;
+            let size = asked.check_present(&plugin, &present, &source)?;
             let volume = provision::finish(&plugin, &spec(size), present, false).await?;
             source.forget(&plugin, &id).await?;
             volume
         }
         None => {
             source.check_new(pool)?;
+            source.check_encryption(&plugin, &asked)?;
             let size = asked.size(&plugin, pool, &source)?;
             source.make(&plugin, &id, &spec(size)).await?
         }
@@ -91,7 +97,7 @@ pub(super) async fn create(
     let context = asked.context(&plugin, pool, &volume);
     Ok(proto::CreateVolumeResponse {
         volume: Some(proto::Volume {
-            capacity_bytes: pmem::charged(&volume),
+            capacity_bytes: plugin.capacity(&volume).get(),
             volume_id: id.to_string(),
             volume_context: context,
             content_source: asked.content,
@@ -123,6 +129,7 @@ impl Asked {
         let class = parameters.device_class.as_deref();
         let class = plugin.settings.config.class(&keys.device_class(), class)?.clone();
         let pmem = parameters.pmem.of_class("parameters.", &class)?;
+        parameters.check_encryption(&pmem)?;
         let content = request.volume_content_source.clone();
         let name = request.name.clone();
         let asked = Self { name, range, capabilities, parameters, mutable, class, pmem, content };
@@ -180,13 +187,27 @@ impl Asked {
     }
 
     /// The size of a volume that is there, if it is the one that is asked for.
-    fn check_present(&self, present: &v1::Volume, source: &Source) -> Result<Bytes, Error> {
+    fn check_present(
+        &self,
+        plugin: &Plugin,
+        present: &v1::Volume,
+        source: &Source,
+    ) -> Result<Bytes, Error> {
         let it = ("volume", present.name.as_str());
         if present.kind() != v1::VolumeKind::Volume {
             return Err(Error::exists(it, "kind", "snapshot", "volume"));
         }
-        let size = Bytes::new(present.size_bytes).unwrap_or_default();
+        // One without any label was not finished.
+        let is_encrypted = !plugin.header(present).is_zero();
+        if is_encrypted != self.parameters.encrypted && !present.labels.is_empty() {
+            let text = |is: bool| if is { blockd_luks::KIND } else { "none" };
+            let (there, asked) = (text(is_encrypted), text(self.parameters.encrypted));
+            return Err(Error::exists(it, "encryption", there, asked));
+        }
+        let device = Bytes::new(present.size_bytes).unwrap_or_default();
+        let size = device.saturating_sub(self.header());
         let takes = Bytes::new(pmem::charged(present)).unwrap_or_default();
+        let takes = takes.saturating_sub(self.header());
         let counted = if self.pmem.semantics == v1::SizeSemantics::Charged { takes } else { size };
         let Range { required, limit } = self.range;
         if counted < required || !(Range { required: Bytes::ZERO, limit }).has(takes) {
@@ -204,11 +225,31 @@ impl Asked {
             let existing = if present.origin.is_empty() { "another one" } else { &present.origin };
             return Err(Error::exists(it, "volume_content_source", existing, source.shown()));
         }
-        Ok(size)
+        Ok(device)
     }
 
-    /// The size of a volume that is to be made.
+    /// Bytes of its device before its data.
+    fn header(&self) -> Bytes {
+        if self.parameters.encrypted { sizes::LUKS_HEADER } else { Bytes::ZERO }
+    }
+
+    /// Bytes that its device may have at the most; 0: any.
+    fn device_limit(&self) -> Bytes {
+        let limit = self.range.limit;
+        if limit.is_zero() { limit } else { limit.saturating_add(self.header()) }
+    }
+
+    /// The size of the device of a volume that is to be made.
     fn size(&self, plugin: &Plugin, pool: &v1::Pool, source: &Source) -> Result<Bytes, Error> {
+        sizes::with_header(self.visible_size(plugin, pool, source)?, self.header())
+    }
+
+    fn visible_size(
+        &self,
+        plugin: &Plugin,
+        pool: &v1::Pool,
+        source: &Source,
+    ) -> Result<Bytes, Error> {
         let config = &plugin.settings.config;
         let Some(origin) = source.volume() else {
             let smallest = |one: &Capability| {
@@ -233,6 +274,7 @@ impl Asked {
         };
         // The source already has its file system, so that no minimum size applies.
         let smallest = Bytes::new(origin.size_bytes).unwrap_or_default();
+        let smallest = smallest.saturating_sub(self.header());
         let Range { required, limit } = self.range;
         let (field, wanted) = if !required.is_zero() && required < smallest {
             ("required_bytes", required)
@@ -249,7 +291,8 @@ impl Asked {
 
     /// The step of sizes.
     fn granule(&self, pool: &v1::Pool) -> Bytes {
-        self.pmem.granule(pool, room::granule(pool, &self.class))
+        let granule = self.pmem.granule(pool, room::granule(pool, &self.class));
+        if self.parameters.encrypted { granule.max(sizes::LUKS_GRANULE) } else { granule }
     }
 
     /// The file system of a capability; `None` for a block device.
@@ -275,12 +318,15 @@ impl Asked {
         context
     }
 
-    /// The part of it that says how the file system is made.
+    /// The part of it that says how the content is made.
     fn context_of_fs(&self, plugin: &Plugin) -> HashMap<String, String> {
         let keys = &plugin.settings.keys;
         let mut context = HashMap::new();
         if let Some(options) = &self.parameters.mkfs_options {
             context.insert(keys.mkfs_options(), options.clone());
+        }
+        if self.parameters.encrypted {
+            context.insert(keys.encryption(), blockd_luks::KIND.to_owned());
         }
         let unnamed = |one: &Capability| !one.is_block() && one.file_system().is_none();
         if let Some(file_system) = self.parameters.file_system
@@ -378,6 +424,22 @@ impl Source {
             return Err(Error::invalid("volume_content_source", self.shown(), allowed));
         }
         Ok(())
+    }
+
+    /// Refuses a source of the other kind: a clone has the header and the key of its source, or
+    /// none of both.
+    fn check_encryption(&self, plugin: &Plugin, asked: &Asked) -> Result<(), Error> {
+        let is_of_kind =
+            |source: &v1::Volume| plugin.header(source).is_zero() != asked.parameters.encrypted;
+        if self.volume().is_none_or(is_of_kind) {
+            return Ok(());
+        }
+        let allowed = if asked.parameters.encrypted {
+            "encrypted, as the class has encryption: luks2, which an existing volume can't be given"
+        } else {
+            "not encrypted, or of a class with encryption: luks2, since it stays encrypted"
+        };
+        Err(Error::invalid("volume_content_source", self.shown(), allowed))
     }
 
     async fn make(

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use blockd_api::v1;
+use blockd_csi_base::bytes::Bytes;
 use prost_types::Timestamp;
 
 use crate::error::Error;
 use crate::ids::{Kind, Names, SnapshotId};
+use crate::labels;
 use crate::limits;
 use crate::parameters::is_of_sidecars;
 use crate::plugin::Plugin;
@@ -37,23 +39,24 @@ pub(super) async fn create(
             continue;
         }
         if Some(id.source()) == source {
-            return Ok(proto::CreateSnapshotResponse { snapshot: Some(to_wire(names, &present)) });
+            let snapshot = Some(to_wire(&plugin, &present));
+            return Ok(proto::CreateSnapshotResponse { snapshot });
         }
         let it = ("snapshot", request.name.as_str());
         let asked = &request.source_volume_id;
         return Err(Error::exists(it, "source_volume_id", id.source(), asked));
     }
     let source = source.ok_or_else(absent)?;
-    plugin.volume(&request.source_volume_id).await?;
+    let (_, volume) = plugin.volume(&request.source_volume_id).await?;
     let id = names.snapshot(&source, &request.name);
     let member = v1::SnapshotMember { volume: source.name, name: id.name };
-    let asked =
-        v1::CreateSnapshotsRequest { pool: id.pool, members: vec![member], ..Default::default() };
+    let labels = labels::of_snapshot(&plugin.settings.keys, &volume.labels);
+    let asked = v1::CreateSnapshotsRequest { pool: id.pool, members: vec![member], labels };
     let made = plugin.daemon.create_snapshots(asked).await?.snapshots;
     let made = made.first().ok_or_else(|| {
         Error::unexpected("CreateSnapshots of the daemon", "answered without a snapshot")
     })?;
-    Ok(proto::CreateSnapshotResponse { snapshot: Some(to_wire(names, made)) })
+    Ok(proto::CreateSnapshotResponse { snapshot: Some(to_wire(&plugin, made)) })
 }
 
 /// Checks the parameters of a snapshot. The driver has none of its own; those of the sidecars are
@@ -97,7 +100,7 @@ pub(super) async fn get(
     limits::map("secrets", &request.secrets)?;
     let found = find(&plugin, &request.snapshot_id).await?;
     let (_, found) = found.ok_or_else(|| Error::not_found("snapshot", &request.snapshot_id))?;
-    let snapshot = to_wire(&plugin.settings.names, &found);
+    let snapshot = to_wire(&plugin, &found);
     Ok(proto::GetSnapshotResponse { snapshot: Some(snapshot) })
 }
 
@@ -118,7 +121,7 @@ pub(super) async fn list(
         found.into_iter().map(|(_, volume)| volume).collect::<Vec<_>>()
     };
     let source = &request.source_volume_id;
-    let snapshots = found.iter().map(|one| to_wire(&plugin.settings.names, one));
+    let snapshots = found.iter().map(|one| to_wire(&plugin, one));
     let entries = snapshots
         .filter(|snapshot| source.is_empty() || snapshot.source_volume_id == *source)
         .map(|snapshot| {
@@ -145,12 +148,14 @@ pub(crate) async fn find(
 }
 
 /// Converts a snapshot to its CSI message.
-pub(crate) fn to_wire(names: &Names, snapshot: &v1::Volume) -> proto::Snapshot {
+pub(crate) fn to_wire(plugin: &Plugin, snapshot: &v1::Volume) -> proto::Snapshot {
+    let names = &plugin.settings.names;
     let id = SnapshotId { pool: snapshot.pool.clone(), name: snapshot.name.clone() };
+    let size = Bytes::new(snapshot.size_bytes).unwrap_or_default();
     let ms = snapshot.made_unix_ms.max(0);
     let nanos = i32::try_from(ms % 1000).unwrap_or(0) * 1_000_000;
     proto::Snapshot {
-        size_bytes: snapshot.size_bytes,
+        size_bytes: size.saturating_sub(plugin.header(snapshot)).get(),
         snapshot_id: id.to_string(),
         source_volume_id: id.source().to_string(),
         creation_time: Some(Timestamp { seconds: ms / 1000, nanos }),

@@ -13,7 +13,6 @@ use crate::ids::{Kind, SnapshotId, VolumeId};
 use crate::labels;
 use crate::limits;
 use crate::plugin::Plugin;
-use crate::pmem;
 use crate::proto;
 use crate::proto::volume_content_source::{SnapshotSource, Type};
 
@@ -207,7 +206,7 @@ fn to_wire(plugin: &Plugin, id: &str, volume: &v1::Volume) -> proto::Volume {
         proto::VolumeContentSource { r#type: Some(Type::Snapshot(snapshot)) }
     });
     proto::Volume {
-        capacity_bytes: pmem::charged(volume),
+        capacity_bytes: plugin.capacity(volume).get(),
         volume_id: id.to_owned(),
         volume_context: labels::context(&plugin.settings.keys, &volume.labels),
         content_source,
@@ -254,6 +253,7 @@ fn parameters(
     let device_class = plugin.settings.config.class(&keys.device_class(), device_class)?;
     keys.mutable("mutable_parameters", &request.mutable_parameters)?;
     let plan = class.pmem.of_class("parameters.", device_class)?;
+    class.check_encryption(&plan)?;
     for (index, wire) in request.volume_capabilities.iter().enumerate() {
         let field = format!("volume_capabilities[{index}]");
         let one = Capability::parse(&field, Some(wire))?;

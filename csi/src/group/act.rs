@@ -10,6 +10,7 @@ use blockd_api::v1;
 use crate::controller::{check_snapshot_parameters, ours, snapshot_to_wire};
 use crate::error::Error;
 use crate::ids::{GroupId, Kind, MAX_GROUP, Names, SnapshotId, VolumeId};
+use crate::labels;
 use crate::limits;
 use crate::plugin::Plugin;
 use crate::proto;
@@ -37,7 +38,8 @@ pub(super) async fn create(
     let all = ours(&plugin).await?;
     if let Some((group, members)) = present(names, &all, &request.name) {
         check_same(&request, &group, &members, names)?;
-        let group_snapshot = Some(to_wire(names, &group, &members));
+        let members = remember_encryption(&plugin, &all, members).await?;
+        let group_snapshot = Some(to_wire(&plugin, &group, &members));
         return Ok(proto::CreateVolumeGroupSnapshotResponse { group_snapshot });
     }
     let sources = sources(&plugin, &all, &request.source_volume_ids).await?;
@@ -56,8 +58,36 @@ pub(super) async fn create(
         return Err(Error::unexpected("CreateSnapshots of the daemon", problem));
     }
     let made: Vec<Member> = made.into_iter().map(|one| (id_of(&one), one)).collect();
-    let group_snapshot = Some(to_wire(names, &group, &made));
+    let made = remember_encryption(&plugin, &all, made).await?;
+    let group_snapshot = Some(to_wire(&plugin, &group, &made));
     Ok(proto::CreateVolumeGroupSnapshotResponse { group_snapshot })
+}
+
+/// Gives the snapshots of encrypted volumes the label that says so. The daemon gives all snapshots
+/// of a cut the same labels, and a group may have volumes of both kinds.
+async fn remember_encryption(
+    plugin: &Plugin,
+    all: &[(v1::Volume, Kind)],
+    mut members: Vec<Member>,
+) -> Result<Vec<Member>, Error> {
+    for (id, snapshot) in &mut members {
+        let source = id.source();
+        let is_source = |one: &&v1::Volume| one.pool == source.pool && one.name == source.name;
+        let source = all.iter().map(|(volume, _)| volume).find(is_source);
+        let labels = source.map(|one| labels::of_snapshot(&plugin.settings.keys, &one.labels));
+        let set_labels = labels.unwrap_or_default();
+        if set_labels.iter().all(|(key, kind)| snapshot.labels.get(key) == Some(kind)) {
+            continue;
+        }
+        let asked = v1::ConfigureVolumeRequest {
+            name: id.name.clone(),
+            pool: id.pool.clone(),
+            set_labels,
+            ..Default::default()
+        };
+        *snapshot = plugin.daemon.configure_volume(asked).await?.volume.unwrap_or_default();
+    }
+    Ok(members)
 }
 
 pub(super) async fn delete(
@@ -105,7 +135,7 @@ pub(super) async fn get(
         return Err(Error::not_found("group snapshot", what));
     }
     check_listed(&plugin.settings.names, &group, &members, &request.snapshot_ids)?;
-    let group_snapshot = Some(to_wire(&plugin.settings.names, &group, &members));
+    let group_snapshot = Some(to_wire(&plugin, &group, &members));
     Ok(proto::GetVolumeGroupSnapshotResponse { group_snapshot })
 }
 
@@ -259,9 +289,9 @@ fn id_of(snapshot: &v1::Volume) -> SnapshotId {
     SnapshotId { pool: snapshot.pool.clone(), name: snapshot.name.clone() }
 }
 
-fn to_wire(names: &Names, group: &GroupId, members: &[Member]) -> proto::VolumeGroupSnapshot {
+fn to_wire(plugin: &Plugin, group: &GroupId, members: &[Member]) -> proto::VolumeGroupSnapshot {
     let mut snapshots: Vec<proto::Snapshot> =
-        members.iter().map(|(_, snapshot)| snapshot_to_wire(names, snapshot)).collect();
+        members.iter().map(|(_, snapshot)| snapshot_to_wire(plugin, snapshot)).collect();
     // The same answer to each repeat, in whatever order it names the volumes.
     snapshots.sort_by(|one, other| one.snapshot_id.cmp(&other.snapshot_id));
     proto::VolumeGroupSnapshot {

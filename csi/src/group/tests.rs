@@ -417,3 +417,31 @@ async fn calls_for_one_group_at_once_make_one() {
     assert_eq!(made.len(), 1);
     assert_eq!(both.listed().await.len(), 2);
 }
+
+#[tokio::test]
+async fn snapshots_of_a_group_know_which_of_their_volumes_are_encrypted() {
+    let rig = Rig::simple();
+    let both = both(&rig);
+    let key = "csi.blockd.io/encryption";
+    for name in ["csi.a", "csi.b"] {
+        rig.fake.add("default", name, 64 * MIB);
+    }
+    let encrypt = |one: &mut blockd_api::v1::Volume| {
+        one.labels.insert(key.to_owned(), "luks2".to_owned());
+    };
+    rig.fake.change("default", "csi.a", encrypt);
+    let sources = ["default/csi.a", "default/csi.b"];
+    let sizes =
+        |group: &Group| group.snapshots.iter().map(|one| one.size_bytes).collect::<Vec<_>>();
+    let made = both.create("g", &sources).await.unwrap();
+    assert_eq!(sizes(&made), [48 * MIB, 64 * MIB]);
+    // A call that ended before the label was there is completed by its repeat.
+    let snapshots: Vec<_> =
+        rig.fake.volumes().into_iter().filter(|one| one.name.contains('@')).collect();
+    let labelled = snapshots.iter().filter(|one| one.labels.contains_key(key));
+    assert_eq!(labelled.count(), 1);
+    for one in &snapshots {
+        rig.fake.change("default", &one.name, |one| one.labels.clear());
+    }
+    assert_eq!(both.create("g", &sources).await.unwrap(), made);
+}

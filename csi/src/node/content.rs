@@ -52,6 +52,15 @@ impl Content {
         }
     }
 
+    /// A description for errors.
+    #[must_use]
+    pub fn described(&self) -> &str {
+        match self {
+            Self::Nothing => "data of no kind that is known here",
+            Self::FileSystem(there) | Self::Other(there) => there,
+        }
+    }
+
     /// Decides how to prepare a device. `wanted` is empty when no file system was requested;
     /// `empty`: nothing was ever written to it; `ours`: its content is the rest of an interrupted
     /// mkfs of this driver.
@@ -61,12 +70,11 @@ impl Content {
         match self {
             _ if ours => Plan::Format(or_default.to_owned()),
             Self::Nothing if empty => Plan::Format(or_default.to_owned()),
-            Self::Nothing => Plan::Refuse("data of no kind that is known here".to_owned()),
             Self::FileSystem(there) if there == wanted => Plan::Mount(there.clone()),
             Self::FileSystem(there) if wanted.is_empty() && KNOWN.contains(&there.as_str()) => {
                 Plan::Mount(there.clone())
             }
-            Self::FileSystem(there) | Self::Other(there) => Plan::Refuse(there.clone()),
+            other => Plan::Refuse(other.described().to_owned()),
         }
     }
 }

@@ -47,6 +47,10 @@ pub fn device(volume: &Volume, look: Option<&DeviceLook>) -> Vec<Cause> {
     } else {
         format!(": {}", shown(&volume.problem))
     };
+    if let (Some(why), true) = (volume.locked, volume.problem.is_empty()) {
+        let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+        return vec![Cause::failure(format!("its encryption is not open{why}"))];
+    }
     let (Some(device), Some(look)) = (&volume.device, look) else {
         return vec![Cause::failure(format!("its block device is gone{because}"))];
     };

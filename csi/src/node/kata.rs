@@ -138,7 +138,7 @@ impl Vm<'_> {
         let formatting = self.stored(place).kata_formatting;
         match content.plan(AROUND, empty, formatting) {
             Plan::Mount(_) => self.world.machine.check(device, AROUND)?,
-            Plan::Refuse(what) => return Err(steps::refused(&self.stored(place), &spec, &what)),
+            Plan::Refuse(what) => return Err(steps::refused(&self.stored(place), AROUND, &what)),
             Plan::Format(_) => {
                 self.refuse_busy(device)?;
                 self.set_formatting(place, true)?;
@@ -299,6 +299,10 @@ impl Volumes for Vm<'_> {
 
     fn vm_folder(&self, place: &Place) -> Result<PathBuf> {
         self.world.volumes.vm_folder(place)
+    }
+
+    fn mapping_name(&self, place: &Place) -> String {
+        self.world.volumes.mapping_name(place)
     }
 
     fn count_conflict(&self, mode: Mode) {

@@ -182,6 +182,7 @@ pub fn expand(
     let (Some(device), true) = (&found.volume.device, found.there) else {
         return Err(Error::in_use(what(), format!("is not mounted at {}", path.display())));
     };
+    world.volumes.stretch(place)?;
     let shown = world.machine.device_bytes(device)?;
     if i64::try_from(shown).is_ok_and(|shown| shown < size) {
         let problem = format!(

@@ -5,6 +5,7 @@
 //! and the daemon take precedence over it.
 
 pub mod content;
+pub mod encryption;
 pub mod ephemeral;
 pub mod flags;
 pub mod host;
@@ -32,6 +33,7 @@ pub mod world;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use self::encryption::Keys;
 use self::looks::Looks;
 use self::modes::Target;
 use self::real::Real;
@@ -93,7 +95,7 @@ impl Service {
                     (Some(Kind::Folder), Some(record)) => {
                         let place = &record.place;
                         let act = |world: &World<'_>| ephemeral::sweep(world, &record);
-                        kata::through(world, &volume, place, None, act)
+                        through(world, &volume, place, Layers::default(), act)
                     }
                     _ => Ok(()),
                 }
@@ -118,7 +120,7 @@ impl Service {
         request::place(&self.plugin, id).ok_or_else(|| Error::not_found("volume", id))
     }
 
-    async fn stage(&self, asked: proto::NodeStageVolumeRequest) -> Result<()> {
+    async fn stage(&self, mut asked: proto::NodeStageVolumeRequest) -> Result<()> {
         request::id(&asked.volume_id)?;
         let path = self.path("staging_target_path", &asked.staging_target_path)?;
         request::maps(&asked.publish_context, &asked.secrets)?;
@@ -129,6 +131,13 @@ impl Service {
             let allowed = "mount: the volume holds an image for virtual machines";
             return Err(Error::invalid("volume_capability.access_type", "block", allowed));
         }
+        let is_encrypted = request::is_encrypted(&self.plugin, &asked.volume_context)?;
+        let keys = if is_encrypted {
+            let keys = Keys::take(&mut asked.secrets)?;
+            Some(keys.ok_or_else(|| Error::missing("secrets.key"))?)
+        } else {
+            None
+        };
         let place = self.place(&asked.volume_id)?;
         let lock = self.plugin.locks.take(&asked.volume_id)?;
         let work = move |world: &World<'_>| {
@@ -140,9 +149,9 @@ impl Service {
                 mode: capability.mode,
                 spec: spec.as_ref(),
             };
-            kata::through(world, request.volume, &place, image, |world| {
-                stage::stage(world, &request)
-            })
+            let opening = encryption::Request { keys: keys.as_ref(), mount: spec.is_some() };
+            let layers = Layers { image, is_encrypted, opening };
+            through(world, request.volume, &place, layers, |world| stage::stage(world, &request))
         };
         self.blocking(work).await
     }
@@ -157,7 +166,7 @@ impl Service {
             let _lock = lock;
             let id = &asked.volume_id;
             let act = |world: &World<'_>| stage::unstage(world, id, &place, &path);
-            kata::through(world, id, &place, None, act)
+            through(world, id, &place, Layers::default(), act)
         };
         self.blocking(work).await
     }
@@ -193,9 +202,8 @@ impl Service {
                 let partition = wanted.pmem.kata_partition;
                 let image = kata::ImageSpec { partition, app_direct: true };
                 let image = wanted.pmem.kata.then_some(image);
-                kata::through(world, volume, place, image, |world| {
-                    ephemeral::publish(world, &request)
-                })
+                let layers = Layers { image, ..Layers::default() };
+                through(world, volume, place, layers, |world| ephemeral::publish(world, &request))
             };
             return self.blocking(work).await;
         }
@@ -207,7 +215,9 @@ impl Service {
             let (volume, place) = (asked.volume_id.as_str(), &place);
             let request =
                 publish::Request { volume, place, staging: &staging, target: &target, strict };
-            kata::through(world, volume, place, None, |world| publish::publish(world, &request))
+            through(world, volume, place, Layers::default(), |world| {
+                publish::publish(world, &request)
+            })
         };
         self.blocking(work).await
     }
@@ -246,7 +256,7 @@ impl Service {
                 place.or_else(|| world.volumes.record(&id).map(|record| record.place))
             {
                 let act = |world: &World<'_>| publish::unpublish(world, &id, &place, &path);
-                return kata::through(world, &id, &place, None, act);
+                return through(world, &id, &place, Layers::default(), act);
             }
             let place = |pool: &String| Place { pool: pool.clone(), name: name.clone() };
             for place in pools.iter().map(place) {
@@ -255,7 +265,7 @@ impl Service {
                         adopt(world, &id, &place, &path)?;
                         publish::unpublish(world, &id, &place, &path)
                     };
-                    return kata::through(world, &id, &place, None, act);
+                    return through(world, &id, &place, Layers::default(), act);
                 }
             }
             let place = Place { pool: String::new(), name };
@@ -266,11 +276,11 @@ impl Service {
 
     async fn expand(
         &self,
-        asked: proto::NodeExpandVolumeRequest,
+        mut asked: proto::NodeExpandVolumeRequest,
     ) -> Result<proto::NodeExpandVolumeResponse> {
         request::id(&asked.volume_id)?;
         request::plain_paths(&asked.volume_path, &asked.staging_target_path)?;
-        crate::limits::map("secrets", &asked.secrets)?;
+        let keys = Keys::take(&mut asked.secrets)?;
         let range = Range::parse("capacity_range", asked.capacity_range.as_ref())?;
         if asked.volume_capability.is_some() {
             let wire = asked.volume_capability.as_ref();
@@ -287,7 +297,11 @@ impl Service {
             if world.volumes.record(&id).is_some_and(|record| record.kata) {
                 return Err(kata::refuse_growth(&id));
             }
-            look::expand(world, (&id, &place), &path, &range)
+            let opening = encryption::Request { keys: keys.as_ref(), mount: false };
+            let layers = Layers { opening, ..Layers::default() };
+            through(world, &id, &place, layers, |world| {
+                look::expand(world, (&id, &place), &path, &range)
+            })
         };
         let capacity_bytes = self.blocking(work).await?;
         Ok(proto::NodeExpandVolumeResponse { capacity_bytes })
@@ -302,6 +316,28 @@ impl Service {
         let record = self.world.record(id);
         record.map_or_else(|| self.place(id), |record| Ok(record.place))
     }
+}
+
+/// The layers between a device and its workloads, as a request describes them.
+#[derive(Clone, Copy, Default)]
+struct Layers<'a> {
+    image: Option<kata::ImageSpec>,
+    is_encrypted: bool,
+    opening: encryption::Request<'a>,
+}
+
+/// Does something where a volume is as workloads see it.
+fn through<T>(
+    world: &World<'_>,
+    id: &str,
+    place: &Place,
+    layers: Layers<'_>,
+    act: impl FnOnce(&World<'_>) -> Result<T>,
+) -> Result<T> {
+    let Layers { image, is_encrypted, opening } = layers;
+    encryption::through(world, id, place, (is_encrypted, opening), |world| {
+        kata::through(world, id, place, image, act)
+    })
 }
 
 /// A path that is refused is one that the volume was never at.

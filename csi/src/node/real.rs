@@ -98,6 +98,12 @@ impl Real {
         Ok(found.as_ref().map(shown))
     }
 
+    /// A short name of a volume, of this driver's.
+    fn digest(&self, place: &Place) -> String {
+        let name = format!("{}/{}/{}", self.plugin.settings.driver, place.pool, place.name);
+        format!("{:032x}", xxhash_rust::xxh3::xxh3_128(name.as_bytes()))
+    }
+
     fn find(&self, place: &Place) -> Result<Option<v1::Volume>> {
         let found = self.wait(self.plugin.daemon.find_volume(&place.pool, &place.name))?;
         Ok(found.filter(|volume| volume.kind() == VolumeKind::Volume))
@@ -127,6 +133,7 @@ fn shown(volume: &v1::Volume) -> Volume {
         own,
         dax: volume.dax,
         charged_bytes: volume.charged_bytes,
+        locked: None,
     }
 }
 
@@ -263,13 +270,15 @@ impl Volumes for Real {
     /// Below a folder of the kubelet's that is shown to the host as it is here: a container runtime
     /// opens the image there.
     fn vm_folder(&self, place: &Place) -> Result<PathBuf> {
-        let settings = &self.plugin.settings;
-        let name = format!("{}/{}/{}", settings.driver, place.pool, place.name);
-        let hash = xxhash_rust::xxh3::xxh3_128(name.as_bytes());
-        let base = settings.kubelet_dir.join("plugins/kubernetes.io/csi");
+        let base = self.plugin.settings.kubelet_dir.join("plugins/kubernetes.io/csi");
         let failed = |error| Error::io(format!("making {}", base.display()), error);
         std::fs::create_dir_all(&base).map_err(failed)?;
-        Ok(base.join(format!("vm-{hash:032x}")))
+        Ok(base.join(format!("vm-{}", self.digest(place))))
+    }
+
+    /// The kernel has fewer characters for it than ids have.
+    fn mapping_name(&self, place: &Place) -> String {
+        format!("blockd-csi-{}", self.digest(place))
     }
 
     fn count_conflict(&self, mode: Mode) {

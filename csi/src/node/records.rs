@@ -45,6 +45,15 @@ pub struct Place {
     pub name: String,
 }
 
+/// The state of an encrypted volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Encryption {
+    /// Whether a header is being written to a device that was empty: its content is no data.
+    pub formatting: bool,
+    /// Whether the key of the last call opened no slot.
+    pub key_refused: bool,
+}
+
 /// The record of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -65,6 +74,9 @@ pub struct Record {
     /// Whether mkfs of the file system around the image is in progress on a device that was empty.
     #[serde(default)]
     pub kata_formatting: bool,
+    /// `None`: it is not encrypted.
+    #[serde(default)]
+    pub encryption: Option<Encryption>,
     #[serde(default)]
     pub stage: Option<Stage>,
     #[serde(default)]
@@ -84,6 +96,7 @@ impl Record {
             formatting: false,
             kata: false,
             kata_formatting: false,
+            encryption: None,
             stage: None,
             targets: Vec::new(),
         }
@@ -92,7 +105,16 @@ impl Record {
     /// Whether the record holds no state, so that it can be removed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.stage.is_none() && self.targets.is_empty() && !self.formatting && !self.kata_formatting
+        self.stage.is_none()
+            && self.targets.is_empty()
+            && !self.is_unfinished()
+            && !self.kata_formatting
+    }
+
+    /// Whether its content is the rest of an interrupted call, and no data.
+    #[must_use]
+    pub fn is_unfinished(&self) -> bool {
+        self.formatting || self.encryption.is_some_and(|encryption| encryption.formatting)
     }
 }
 

@@ -140,6 +140,20 @@ pub fn kata(plugin: &Plugin, context: &HashMap<String, String>) -> Option<kata::
     })
 }
 
+/// Whether the volume is encrypted, by its context.
+///
+/// # Errors
+/// The encryption is of a kind that is not known here.
+pub fn is_encrypted(plugin: &Plugin, context: &HashMap<String, String>) -> Result<bool> {
+    let key = plugin.settings.keys.encryption();
+    let field = format!("volume_context.{key}");
+    context
+        .get(&key)
+        .map(|kind| parameters::encryption(&field, kind))
+        .transpose()
+        .map(|it| it.is_some())
+}
+
 fn options(mount: &Mount, file_system: String) -> Result<FileSystemSpec> {
     // The flags are not shown: they may hold secrets.
     let refused = |position| {

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::content::Plan;
 use super::modes::{self, Access};
 use super::mountinfo::Table;
-use super::records::{Place, Record, Stage};
+use super::records::{Encryption, Place, Record, Stage};
 use super::steps::{self, FileSystemSpec};
 use super::world::{Kind, Mount, Mounted, Result, Volume, World};
 use crate::capability::Mode;
@@ -99,10 +99,26 @@ pub fn stage(world: &World<'_>, request: &Request<'_>) -> Result<()> {
     }
     let read_only = request.mode == Mode::ReaderOnly;
     match request.spec {
-        None => steps::attach(world, request.place, &volume, read_only).map(drop),
+        None => attach(world, &mut record, request, &volume, read_only).map(drop),
         Some(spec) if read_only => read(world, &mut record, request, spec, &volume),
         Some(spec) => write(world, &mut record, request, spec, &volume),
     }
+}
+
+/// The volume as a device, with the record as it is then: encryption may have been made below, with
+/// no file system in it yet.
+fn attach(
+    world: &World<'_>,
+    record: &mut Record,
+    request: &Request<'_>,
+    volume: &Volume,
+    read_only: bool,
+) -> Result<Volume> {
+    let attached = steps::attach(world, request.place, volume, read_only)?;
+    if let Some(stored) = world.volumes.record(request.volume) {
+        *record = stored;
+    }
+    Ok(attached)
 }
 
 /// Refuses a path at which something else is mounted.
@@ -122,7 +138,7 @@ fn write(
     spec: &FileSystemSpec,
     volume: &Volume,
 ) -> Result<()> {
-    let volume = steps::attach(world, request.place, volume, false)?;
+    let volume = attach(world, record, request, volume, false)?;
     let device = steps::device_of(request.volume, &volume)?;
     let table = world.machine.mounts()?;
     if !table.shows(request.path, device) {
@@ -155,7 +171,7 @@ fn read(
     // Left by an earlier try, if it is there.
     steps::unmount(world, request.path)?;
     let volume = steps::existing(world, request.volume, request.place)?;
-    let volume = steps::attach(world, request.place, &volume, false)?;
+    let volume = attach(world, record, request, &volume, false)?;
     let file_system = steps::prepare(world, record, &volume, spec)?;
     folder(world, record, request)?;
     mount(world, request, spec, &volume, &file_system)?;
@@ -175,7 +191,7 @@ fn mount_read_only(
     spec: &FileSystemSpec,
     volume: &Volume,
 ) -> Result<bool> {
-    let volume = steps::attach(world, request.place, volume, true)?;
+    let volume = attach(world, record, request, volume, true)?;
     let device = steps::device_of(request.volume, &volume)?;
     if world.machine.mounts()?.shows(request.path, device) {
         steps::check_dax(world, request.volume, spec, request.path)?;
@@ -185,7 +201,7 @@ fn mount_read_only(
     let content = world.machine.content(device)?;
     let empty = steps::is_empty(world, &volume, device)?;
     match content.plan(&spec.file_system, empty, record.formatting) {
-        Plan::Refuse(what) => Err(steps::refused(record, spec, &what)),
+        Plan::Refuse(what) => Err(steps::refused(record, &spec.file_system, &what)),
         Plan::Format(_) => Ok(false),
         Plan::Mount(file_system) => {
             folder(world, record, request)?;
@@ -278,13 +294,12 @@ pub fn unstage(world: &World<'_>, id: &str, place: &Place, path: &Path) -> Resul
         steps::unmount(world, path)?;
     }
     if let (Some(mut record), Some(volume)) = (record.clone(), &volume)
-        && record.formatting
+        && record.is_unfinished()
     {
         unformat(world, &mut record, volume)?;
     }
-    if volume.is_some() {
-        world.volumes.detach(place)?;
-    }
+    // Also where the volume is gone: a layer above its device may be left.
+    world.volumes.detach(place)?;
     if let Some(there) = known.filter(|there| there.made_folder) {
         steps::remove(world, &there.path)?;
     }
@@ -294,10 +309,13 @@ pub fn unstage(world: &World<'_>, id: &str, place: &Place, path: &Path) -> Resul
     Ok(())
 }
 
-/// Removes the rest of an interrupted mkfs: it is not user data, but would be taken for it once the
-/// record is gone.
+/// Removes the rest of an interrupted mkfs, or of encryption without a file system: it is not user
+/// data, but would be taken for it once the record is gone.
 fn unformat(world: &World<'_>, record: &mut Record, volume: &Volume) -> Result<()> {
-    let volume = steps::attach(world, &record.place, volume, false)?;
+    if volume.device.is_some() && volume.read_only {
+        world.volumes.detach(&record.place)?;
+    }
+    let volume = world.volumes.bare(&record.place)?;
     let device = steps::device_of(&record.volume, &volume)?;
     if !world.machine.is_free(device)? {
         let what = format!("volume {}", record.volume);
@@ -305,5 +323,6 @@ fn unformat(world: &World<'_>, record: &mut Record, volume: &Volume) -> Result<(
     }
     world.machine.wipe(device)?;
     record.formatting = false;
+    record.encryption = record.encryption.map(|it| Encryption { formatting: false, ..it });
     world.volumes.keep(record)
 }

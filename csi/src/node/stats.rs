@@ -9,7 +9,7 @@ use super::look::{self, Shown, Stats};
 use super::looks::Seen;
 use super::records::Place;
 use super::world::{Result, Usage};
-use super::{Service, absent, judge, kata, request};
+use super::{Layers, Service, absent, judge, request, through};
 use crate::error::Error;
 use crate::health::split::{self, Side};
 use crate::health::{Cause, condition, unknown};
@@ -44,7 +44,7 @@ impl Service {
         };
         let (world, volume_id) = (Arc::clone(&self.world), id.clone());
         let work = move || {
-            kata::through(&world.as_world(), &volume_id, &place, None, |world| {
+            through(&world.as_world(), &volume_id, &place, Layers::default(), |world| {
                 let volume =
                     volume.map(|volume| world.volumes.inside(&place, volume)).transpose()?;
                 look::stats(world, &volume_id, &place, &path, volume.as_ref())

@@ -97,7 +97,7 @@ pub fn prepare(
             }
             Ok(there)
         }
-        Plan::Refuse(what) => Err(refused(record, spec, &what)),
+        Plan::Refuse(what) => Err(refused(record, &spec.file_system, &what)),
         Plan::Format(name) => {
             if let Some(file_system) = FileSystem::of_name(&name) {
                 mkfs::check("mkfs-options", file_system, &spec.making.options)?;
@@ -138,17 +138,17 @@ pub fn check_dax(world: &World<'_>, id: &str, spec: &FileSystemSpec, path: &Path
     Err(Error::in_use(format_args!("volume {id}"), problem))
 }
 
-/// Why a device is left alone.
+/// Why a device is left alone. `wanted` is empty for a file system of any kind.
 #[must_use]
-pub fn refused(record: &Record, spec: &FileSystemSpec, what: &str) -> Error {
-    let wanted = if spec.file_system.is_empty() { "a file system" } else { &spec.file_system };
+pub fn refused(record: &Record, wanted: &str, what: &str) -> Error {
+    let wanted = if wanted.is_empty() { "a file system" } else { wanted };
     let problem = format!("holds {what}, where {wanted} is wanted; it is left as it is");
     Error::in_use(format_args!("volume {}", record.volume), problem)
 }
 
 /// Refuses a device that an earlier tool still has open: one that a killed process of ours left
 /// behind may still write to it.
-fn free(world: &World<'_>, record: &Record, device: &Device) -> Result<()> {
+pub(super) fn free(world: &World<'_>, record: &Record, device: &Device) -> Result<()> {
     if world.machine.is_free(device)? {
         return Ok(());
     }

@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use blockd_luks::{Key, Mapping};
+
 use super::content::{Content, Making};
 use super::flags::Options;
 use super::mountinfo::{Device, Table};
@@ -39,6 +41,8 @@ pub struct Volume {
     pub dax: bool,
     /// Bytes that it takes of its pool, including the overhead.
     pub charged_bytes: i64,
+    /// Set while it is encrypted and not open: the reason, or nothing where none is known.
+    pub locked: Option<&'static str>,
 }
 
 impl Volume {
@@ -136,6 +140,14 @@ pub trait Volumes: Send + Sync {
     }
     /// Makes it a block device, if it is none yet.
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume>;
+    /// The device without the layers above it, to undo an interrupted call.
+    fn bare(&self, place: &Place) -> Result<Volume> {
+        self.attach(place, false)
+    }
+    /// Makes the layers above the device as large as the device allows.
+    fn stretch(&self, _: &Place) -> Result<()> {
+        Ok(())
+    }
     /// Detaches the device if it is not in use; also succeeds without a device or volume.
     fn detach(&self, place: &Place) -> Result<()>;
     /// Makes it as large as is asked for; `None`: that is for the controller to do.
@@ -152,14 +164,16 @@ pub trait Volumes: Send + Sync {
     fn forget(&self, volume: &str) -> Result<()>;
     /// Where the file system around an image is mounted.
     fn vm_folder(&self, place: &Place) -> Result<PathBuf>;
+    /// The name of the mapping over an encrypted volume.
+    fn mapping_name(&self, place: &Place) -> String;
     /// Counts a publication that was refused for the access mode of another one.
     fn count_conflict(&self, mode: Mode);
 }
 
-/// This machine: mounts, devices, images and their conditions.
-pub trait Machine: Mounts + Devices + Images + Conditions {}
+/// This machine: mounts, devices, encryption, images and their conditions.
+pub trait Machine: Mounts + Devices + Encryption + Images + Conditions {}
 
-impl<T: Mounts + Devices + Images + Conditions> Machine for T {}
+impl<T: Mounts + Devices + Encryption + Images + Conditions> Machine for T {}
 
 /// Mounts, and the folders and files that they are made at.
 pub trait Mounts: Send + Sync {
@@ -202,6 +216,25 @@ pub trait Devices: Send + Sync {
     fn grow(&self, device: &Device, file_system: &str, path: &Path) -> Result<()>;
     /// Bytes and inodes of the mounted file system.
     fn usage(&self, path: &Path) -> Result<(Usage, Usage)>;
+}
+
+/// LUKS2 on devices, and mappings over them. Where a key is used, `false` says that it opens
+/// nothing.
+pub trait Encryption: Send + Sync {
+    /// The open mapping of that name.
+    fn mapping(&self, name: &str) -> Result<Option<Mapping>>;
+    /// Writes a header with one slot, for this key.
+    fn encrypt(&self, device: &Device, key: &Key) -> Result<()>;
+    fn open(&self, device: &Device, name: &str, key: &Key, read_only: bool) -> Result<bool>;
+    /// Closes a mapping. `false`: it is in use.
+    fn close(&self, name: &str) -> Result<bool>;
+    /// Makes the mapping with this node as large as its device.
+    fn resize(&self, name: &str, node: &Path, key: &Key) -> Result<bool>;
+    /// Whether the key opens the device.
+    fn is_key(&self, device: &Device, key: &Key) -> Result<bool>;
+    fn add_key(&self, device: &Device, existing: &Key, new: &Key) -> Result<bool>;
+    /// Removes the slot of a key. Another key opens the device.
+    fn remove_key(&self, device: &Device, key: &Key) -> Result<bool>;
 }
 
 /// Persistent memory, and images for virtual machines.

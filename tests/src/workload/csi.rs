@@ -4,6 +4,7 @@
 
 mod away;
 mod deaths;
+mod encryption;
 pub(super) mod life;
 pub(super) mod node;
 
@@ -42,9 +43,18 @@ pub fn run(run: &Run) -> Result<String> {
     let vm = run
         .machine("csi")?
         .memory(2048)
-        .modules(&["xfs", "btrfs", "loop", "dm-mod"])
+        .modules(&["xfs", "btrfs", "loop", "dm-mod", "dm-crypt", "xts"])
         .programs(&["blkid", "mkfs.xfs", "xfs_repair", "xfs_growfs", "mkfs.btrfs", "btrfs"])
-        .programs(&["resize2fs", "losetup", "lvm", "sfdisk", "mkswap", "mount", "unshare"])
+        .programs(&[
+            "cryptsetup",
+            "resize2fs",
+            "losetup",
+            "lvm",
+            "sfdisk",
+            "mkswap",
+            "mount",
+            "unshare",
+        ])
         .program(&tools::blockd_csi()?)
         .drive(Drive::File(disk));
     let seed = run.seed;
@@ -79,6 +89,7 @@ pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
     privileges(&rig)?;
     let suite = if short { 0 } else { suite(&rig)? };
     let steps = node::all(&mut rig, short)?;
+    let encryption = encryption::all(&mut rig)?;
     let away = away::all(&mut rig, form)?;
     life::nothing_left(&rig, "the daemon was away")?;
     let deaths = deaths::all(&mut rig, Duration::from_secs(seconds), seed)?;
@@ -86,7 +97,8 @@ pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
     rig.plugin.stop()?;
     ensure!(rig.daemon.stop()?.success(), "the daemon's end: {}", rig.daemon.last_words());
     println!(
-        "{MARK}{suite} cases of the suite, {steps} steps of a node, {away}, {deaths}; nothing left"
+        "{MARK}{suite} cases of the suite, {steps} steps of a node, {encryption} of \
+         encryption, {away}, {deaths}; nothing left"
     );
     Ok(())
 }

@@ -80,7 +80,7 @@ pub fn inside(seconds: u64, seed: u64) -> Result<()> {
     ensure!(daemon.stop()?.success(), "the daemon's end: {}", daemon.last_words());
     println!(
         "{MARK}{done} steps: ext4, xfs, btrfs, fio, oracle, blkdiscard, partitions, \
-              dm-crypt, LVM, growing; {}; 0 differences",
+              dm-crypt, add --encrypt, LVM, growing; {}; 0 differences",
         rounds.figures
     );
     Ok(())
@@ -96,6 +96,7 @@ impl Steps<'_> {
         self.step("blkdiscard", Self::discard)?;
         self.step("partitions", Self::partitions)?;
         self.step("dm-crypt", Self::encryption)?;
+        self.step("add --encrypt", Self::encrypted)?;
         self.step("LVM", Self::volume_group)?;
         self.step("growing under load", Self::grow)
     }
@@ -231,6 +232,40 @@ impl Steps<'_> {
              umount /mnt/crypt; cryptsetup close clear"
         ))?;
         self.del("crypt")
+    }
+
+    /// The command's own encryption: made once, opened again, and with no other key.
+    fn encrypted(&self) -> Result<()> {
+        guest::shell("echo secret >/tmp/key; echo other >/tmp/other")?;
+        let add = |key: &str| {
+            let words = ["add", "--encrypt", "--key-file", key, "--size", "64M", "sealed"];
+            self.daemon.cli(&words)
+        };
+        let added = add("/tmp/key")?;
+        let mapping = "/dev/mapper/blockd-default-sealed";
+        ensure!(added["where"] == mapping && added["created"] == true, "{added}");
+        let bytes = guest::shell(&format!("blockdev --getsize64 {mapping}"))?;
+        ensure!(bytes.trim() == (64 << 20).to_string(), "the mapping has {bytes} bytes");
+        guest::shell(&format!(
+            "mkfs.ext4 -q {mapping}; mkdir -p /mnt/sealed; mount -t ext4 {mapping} /mnt/sealed
+             cp -a /usr/bin /mnt/sealed/"
+        ))?;
+        ensure!(add("/tmp/key")?["changed"] == false, "a repeat changed something");
+        for verb in ["detach", "del"] {
+            let said = format!("{:?}", self.daemon.cli(&[verb, "sealed"]).map(drop));
+            ensure!(said.contains("is in use: unmount it"), "{verb}: {said}");
+        }
+        guest::shell("umount /mnt/sealed")?;
+        self.daemon.cli(&["detach", "sealed"])?;
+        let said = format!("{:?}", add("/tmp/other").map(drop));
+        ensure!(said.contains("the key of --key-file opens none of its key slots"), "{said}");
+        ensure!(add("/tmp/key")?["changed"] == true, "it was not opened again");
+        guest::shell(&format!(
+            "mount -t ext4 {mapping} /mnt/sealed; diff -r /usr/bin /mnt/sealed/bin
+             umount /mnt/sealed"
+        ))?;
+        self.daemon.cli(&["del", "sealed"])?;
+        guest::shell(&format!("test ! -e {mapping}")).map(drop)
     }
 
     fn volume_group(&self) -> Result<()> {

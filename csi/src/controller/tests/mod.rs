@@ -2,6 +2,7 @@
 
 mod classes;
 mod cuts;
+mod encryption;
 mod health;
 mod input;
 mod labels;

@@ -3,6 +3,7 @@
 
 pub mod conditions;
 pub mod devices;
+pub mod encryption;
 pub mod images;
 pub mod mounts;
 mod tools;

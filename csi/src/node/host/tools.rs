@@ -107,14 +107,33 @@ fn run_for<S: AsRef<OsStr>>(
     subject: &Path,
     limit: Duration,
 ) -> Result<Output> {
+    let mut command = Command::new(program);
+    command.args(words).arg(subject).stdin(Stdio::null());
+    run_command(program, command, subject, limit)
+}
+
+/// Runs the command of a program, which has its words and its input already, for this path.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn run_command(
+    program: &str,
+    mut command: Command,
+    subject: &Path,
+    limit: Duration,
+) -> Result<Output> {
     tracing::debug!(program, path = ?subject, "run");
     refuse_hanging(subject)?;
     let path = std::env::var("PATH").unwrap_or_default();
-    let mut command = Command::new(program);
-    command.args(words).arg(subject).stdin(Stdio::null());
     // The tools' output is compared, and the tools are searched in all the usual directories.
     command.env("LC_ALL", "C").env("PATH", format!("{path}:{TOOLS}"));
-    let failed = |error| Error::io(format!("starting {program}"), error);
+    let failed = |error: io::Error| {
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound => ", which belongs into the plugin's image",
+            _ => "",
+        };
+        Error::io(format!("starting {program}{hint}"), error)
+    };
     // Not pipes: a thread that reads the output of a hanging program would hang with it.
     let (stdout, stderr) = (in_memory().map_err(failed)?, in_memory().map_err(failed)?);
     command.stdout(stdout.try_clone().map_err(failed)?);

@@ -1,17 +1,22 @@
 //! A world for tests: a daemon, a kernel, folders and tools, in memory. Any step can be the last of
 //! a process, before it has an effect, in the middle of it, or after.
 
+mod encryption;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
+use blockd_luks::Key;
+
 use super::mountinfo::{Device, Entry};
 use super::records::{Place, Record};
 use super::world::{Kind, Loop, Node, Result, Usage, Volume, World};
 use crate::capability::Mode;
 use crate::error::Error;
+
+pub(crate) use self::encryption::HEADER;
 
 /// How a step goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +49,8 @@ pub(crate) enum Held {
     },
     Other(&'static str),
     Raw,
+    /// A header with the keys of its slots. The content of the mapping is the image.
+    Luks(Vec<Key>),
 }
 
 #[derive(Clone, Debug)]
@@ -56,7 +63,8 @@ pub(crate) struct Stored {
     pub(crate) shown: i64,
     /// Its device is the kernel's own.
     pub(crate) own: bool,
-    /// The image in its file system, which is a device while it has a loop device.
+    /// The image in its file system, which is a device while it has a loop device; or the content
+    /// of its mapping, which is one while it is open.
     pub(crate) image: Option<Box<Stored>>,
 }
 
@@ -244,7 +252,11 @@ impl State {
     }
 
     fn in_use(&self, minor: u32) -> bool {
+        let is_below = |it: &Stored| {
+            it.minor == Some(minor) && it.image.as_ref().is_some_and(|image| image.minor.is_some())
+        };
         self.holders.contains(&minor)
+            || self.volumes.values().any(is_below)
             || self.mounts.iter().any(|it| it.kind != "devtmpfs" && it.minor == minor)
     }
 }
@@ -262,6 +274,7 @@ fn shown(volume: &Stored, problem: &str) -> Volume {
         own: volume.own,
         dax: volume.own,
         charged_bytes: 0,
+        locked: None,
     }
 }
 

@@ -116,6 +116,10 @@ impl Volumes for Fake {
         Ok(Path::new("/vm").join(&place.name))
     }
 
+    fn mapping_name(&self, place: &Place) -> String {
+        format!("map-{}", place.name)
+    }
+
     fn count_conflict(&self, mode: Mode) {
         self.state().conflicts.push(mode);
     }
@@ -205,8 +209,9 @@ impl Mounts for Fake {
             if state.busy.contains(path) && !lazily {
                 return Err(used(&path.display().to_string()));
             }
-            let minor = state.mounts[index].minor;
-            let outer = state.volumes.values().find(|it| it.minor == Some(minor));
+            let Entry { major, minor, .. } = state.mounts[index];
+            // The numbers of a node's mount are those of the file system that holds nodes.
+            let outer = state.volumes.values().find(|it| major != 0 && it.minor == Some(minor));
             let below = outer.and_then(|it| it.image.as_ref()).and_then(|image| image.minor);
             if below.is_some() {
                 return Err(used("the image's file system"));
@@ -286,6 +291,7 @@ impl Devices for Fake {
             Ok(match &state.of(device).held {
                 // The output of a killed tool may look like any content.
                 Held::Nothing | Held::Raw | Held::Partial => Content::Nothing,
+                Held::Luks(_) => Content::Other("crypto_LUKS".to_owned()),
                 Held::FileSystem { kind, .. } => Content::FileSystem(kind.clone()),
                 Held::Other(what) => Content::Other((*what).to_owned()),
             })
@@ -294,20 +300,16 @@ impl Devices for Fake {
 
     fn wipe(&self, device: &Device) -> Result<()> {
         let may = |state: &mut State| {
-            let ours = matches!(
-                state.of(device).held,
-                Held::Nothing | Held::Partial | Held::FileSystem { data: false, .. }
-            );
-            assert!(ours, "wiped: {:?}", state.of(device).held);
+            assert!(!state.of(device).has_data(), "wiped: {:?}", state.of(device));
         };
         let whole = |state: &mut State| {
             may(state);
-            state.of(device).held = Held::Nothing;
+            state.of(device).put(Held::Nothing);
             Ok(())
         };
         self.step(whole, |state| {
             may(state);
-            state.of(device).held = Held::Partial;
+            state.of(device).put(Held::Partial);
         })
     }
 
@@ -318,11 +320,8 @@ impl Devices for Fake {
             assert_eq!(state.orphan, 0, "formatted beside a tool of a former process");
             assert!(!state.of(device).read_only, "formatted and can't be written");
             let volume = state.of(device);
-            let ours = matches!(
-                volume.held,
-                Held::Nothing | Held::Partial | Held::FileSystem { data: false, .. }
-            );
-            assert!(ours, "formatted over {:?}", volume.held);
+            assert!(!volume.has_data(), "formatted over {:?}", volume.held);
+            assert!(!matches!(volume.held, Held::Luks(_)), "formatted over a header");
         };
         let whole = |state: &mut State| {
             may(state);

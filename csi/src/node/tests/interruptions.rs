@@ -3,8 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{ID, SIZE, STAGING, spec, target, wanted};
+use super::{ID, SIZE, STAGING, keys, spec, target, wanted};
 use crate::capability::Mode;
+use crate::node::encryption;
 use crate::node::ephemeral;
 use crate::node::kata;
 use crate::node::look;
@@ -13,8 +14,9 @@ use crate::node::publish;
 use crate::node::records::Place;
 use crate::node::stage;
 use crate::node::steps::FileSystemSpec;
-use crate::node::testing::{Fake, Held, WRONGS, Wrong};
+use crate::node::testing::{Fake, HEADER, Held, Stored, WRONGS, Wrong};
 use crate::node::world::{Kind, Result, Volumes as _, Wanted, World};
+use crate::node::{Layers, through};
 use crate::pmem::Plan;
 use crate::sizes::Range;
 
@@ -36,9 +38,15 @@ enum Shape {
     Kata(bool),
     /// An image on the kernel's own device.
     InlineKata,
+    /// Encrypted, mounted.
+    Luks,
+    /// The same as a device.
+    LuksBlock,
+    /// The same, mounted for reading alone.
+    LuksReader,
 }
 
-const SHAPES: [Shape; 10] = [
+const SHAPES: [Shape; 13] = [
     Shape::Mount("ext4"),
     Shape::Mount("xfs"),
     Shape::Block,
@@ -49,6 +57,9 @@ const SHAPES: [Shape; 10] = [
     Shape::Kata(false),
     Shape::Kata(true),
     Shape::InlineKata,
+    Shape::Luks,
+    Shape::LuksBlock,
+    Shape::LuksReader,
 ];
 
 /// A step in the life of a volume.
@@ -68,7 +79,12 @@ impl Shape {
     fn life(self) -> Vec<Call> {
         use Call::{Delete, Expand, Publish, Stage, Stats, Unpublish, Unstage, Write};
         match self {
-            Self::Mount(_) | Self::Block | Self::Direct | Self::DirectBlock => vec![
+            Self::Mount(_)
+            | Self::Block
+            | Self::Direct
+            | Self::DirectBlock
+            | Self::Luks
+            | Self::LuksBlock => vec![
                 Stage,
                 Publish(0),
                 Write,
@@ -100,7 +116,7 @@ impl Shape {
                 Unstage,
                 Delete,
             ],
-            Self::Reader => vec![
+            Self::Reader | Self::LuksReader => vec![
                 Stage,
                 Publish(0),
                 Publish(1),
@@ -115,7 +131,7 @@ impl Shape {
     }
 
     fn mode(self) -> Mode {
-        if self == Self::Reader { Mode::ReaderOnly } else { Mode::MultiWriter }
+        if self.reads() { Mode::ReaderOnly } else { Mode::MultiWriter }
     }
 
     fn access(self) -> Access {
@@ -126,13 +142,26 @@ impl Shape {
         match self {
             Self::Mount(name) => Some(spec(name)),
             Self::Direct => Some(FileSystemSpec { dax: true, ..spec("ext4") }),
-            Self::Reader | Self::Inline | Self::Kata(_) | Self::InlineKata => Some(spec("ext4")),
-            Self::Block | Self::DirectBlock => None,
+            Self::Reader
+            | Self::Inline
+            | Self::Kata(_)
+            | Self::InlineKata
+            | Self::Luks
+            | Self::LuksReader => Some(spec("ext4")),
+            Self::Block | Self::DirectBlock | Self::LuksBlock => None,
         }
     }
 
     fn is_block(self) -> bool {
-        matches!(self, Self::Block | Self::DirectBlock)
+        matches!(self, Self::Block | Self::DirectBlock | Self::LuksBlock)
+    }
+
+    fn is_encrypted(self) -> bool {
+        matches!(self, Self::Luks | Self::LuksBlock | Self::LuksReader)
+    }
+
+    fn reads(self) -> bool {
+        matches!(self, Self::Reader | Self::LuksReader)
     }
 
     fn has_image(self) -> bool {
@@ -152,9 +181,12 @@ impl Shape {
             || (self == Self::InlineKata && matches!(call, Call::Publish(_)));
         let asked = kata::ImageSpec { partition: false, app_direct: self != Self::Kata(false) };
         let image = (self.has_image() && makes).then_some(asked);
-        kata::through(&fake.as_world(), ID, place, image, |world| {
-            self.call_in(fake, world, place, call)
-        })
+        // So is the key passed, and with the call that grows the mapping.
+        let keys = (makes || call == Call::Expand).then(|| keys(&[("key", "secret")]));
+        let opening = encryption::Request { keys: keys.as_ref(), mount: !self.is_block() };
+        let is_encrypted = self.is_encrypted() && makes;
+        let layers = Layers { image, is_encrypted, opening };
+        through(&fake.as_world(), ID, place, layers, |world| self.call_in(fake, world, place, call))
     }
 
     fn call_in(self, fake: &Fake, world: &World<'_>, place: &Place, call: Call) -> Result<()> {
@@ -183,6 +215,7 @@ impl Shape {
                     let image = volume.image.as_deref_mut();
                     for held in [Some(&mut volume.held), image.map(|image| &mut image.held)] {
                         match held {
+                            Some(Held::Luks(_)) => {}
                             Some(Held::FileSystem { data, .. }) => *data = true,
                             Some(held) => *held = Held::Raw,
                             None => {}
@@ -197,9 +230,12 @@ impl Shape {
                 }
                 let at = self.target(1).path;
                 let size = look::expand(world, (ID, place), &at, &Range::default())?;
-                assert_eq!(size, 2 * SIZE);
-                if let Held::FileSystem { bytes, .. } = fake.state().volumes[&place.name].held {
-                    assert_eq!(bytes, 2 * SIZE);
+                let wanted = 2 * SIZE - if self.is_encrypted() { HEADER } else { 0 };
+                assert_eq!(size, wanted);
+                let volume = &fake.state().volumes[&place.name];
+                let inner = volume.image.as_deref().unwrap_or(volume);
+                if let Held::FileSystem { bytes, .. } = inner.held {
+                    assert_eq!(bytes, wanted);
                 }
                 Ok(())
             }
@@ -279,13 +315,15 @@ impl Life {
             let state = self.world.state();
             let mounts: Vec<_> = state.mounts.iter().filter(|it| it.path == target.path).collect();
             assert_eq!(mounts.len(), 1, "{}: {mounts:?}", self.case);
-            let cannot = target.read_only || self.shape == Shape::Reader;
+            let cannot = target.read_only || self.shape.reads();
             assert!(mounts[0].read_only || !cannot || self.shape.is_block(), "{}", self.case);
             assert_eq!(mounts[0].dax, self.shape == Shape::Direct, "{}", self.case);
             assert_eq!(mounts[0].major == 7, self.shape.has_image(), "{}", self.case);
-            assert!(
-                state.volumes.values().all(|it| { it.read_only == (self.shape == Shape::Reader) })
-            );
+            let volume = |it: &Stored| match &it.image {
+                Some(image) if self.shape.is_encrypted() => image.read_only,
+                _ => it.read_only,
+            };
+            assert!(state.volumes.values().all(|it| volume(it) == self.shape.reads()));
         }
     }
 
@@ -352,7 +390,8 @@ fn a_repeat_completes_a_call_that_failed_at_any_step() {
 fn a_repeat_completes_a_call_that_failed_twice() {
     for shape in SHAPES {
         // A life with an image is long, and made of the same steps.
-        let mores: &[u64] = if shape.has_image() { &[1, 8] } else { &[1, 2, 3, 5, 8, 13] };
+        let is_long = shape.has_image() || shape.is_encrypted();
+        let mores: &[u64] = if is_long { &[1, 8] } else { &[1, 2, 3, 5, 8, 13] };
         for &more in mores {
             at_every_step(shape, Some((more, Wrong::DiesBefore)), go_on);
             at_every_step(shape, Some((more, Wrong::FailsAfter)), go_on);
@@ -377,7 +416,8 @@ fn a_call_abandoned_at_any_step_is_undone() {
 fn a_stage_abandoned_during_mkfs_can_be_repeated_later() {
     let direct = [Shape::Direct, Shape::Kata(false), Shape::Kata(true)];
     let shapes = [Shape::Mount("ext4"), Shape::Mount("xfs"), Shape::Reader];
-    for shape in shapes.into_iter().chain(direct) {
+    let encrypted = [Shape::Luks, Shape::LuksBlock, Shape::LuksReader];
+    for shape in shapes.into_iter().chain(direct).chain(encrypted) {
         at_every_step(shape, None, |life, index| {
             if index > 0 {
                 return;

@@ -1,6 +1,7 @@
 //! Tests of the node part in a world of memory.
 
 mod conditions;
+mod encryption;
 mod interruptions;
 mod pmem;
 mod rules;
@@ -10,6 +11,7 @@ use std::path::Path;
 use tonic::Code;
 
 use super::content::Making;
+use super::encryption::Keys;
 use super::flags::Options;
 use super::look::{self, Stats};
 use super::modes::{Access, Target};
@@ -30,6 +32,11 @@ fn spec(file_system: &str) -> FileSystemSpec {
     let options = Options::parse(&["noatime".to_owned()]).unwrap();
     let making = Making::default();
     FileSystemSpec { file_system: file_system.to_owned(), options, hash: 7, making, dax: false }
+}
+
+fn keys(secrets: &[(&str, &str)]) -> Keys {
+    let pair = |(name, key): &(&str, &str)| ((*name).to_owned(), (*key).to_owned());
+    Keys::take(&mut secrets.iter().map(pair).collect()).unwrap().unwrap()
 }
 
 fn wanted(size_bytes: i64) -> Wanted {

@@ -257,6 +257,7 @@ impl State {
                 let made = self.add(&pool, &member.name, VolumeKind::Snapshot, size);
                 made.origin = source.name;
                 (made.origin_id, made.family_id) = (source.id, source.family_id);
+                made.labels = asked.labels.clone();
             }
             snapshots.push(self.get(&pool, &member.name)?.clone());
         }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use blockd_testkit::clock::Clock;
 
+use super::encryption;
 use super::life::{self, Shape, Volume};
 use super::node::insist;
 use crate::csi::rig::Rig;
@@ -42,9 +43,26 @@ enum Call {
     Delete,
 }
 
+/// A volume to live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Kind {
+    shape: Shape,
+    encrypted: bool,
+}
+
 /// Lives, by turns. Each has every call that its shape has.
-const SHAPES: [Shape; 5] =
-    [Shape::Mount("ext4"), Shape::Block, Shape::Inline, Shape::Mount("xfs"), Shape::Mount("btrfs")];
+const KINDS: [Kind; 6] = [
+    plain(Shape::Mount("ext4")),
+    plain(Shape::Block),
+    plain(Shape::Inline),
+    plain(Shape::Mount("xfs")),
+    plain(Shape::Mount("btrfs")),
+    Kind { shape: Shape::Mount("ext4"), encrypted: true },
+];
+
+const fn plain(shape: Shape) -> Kind {
+    Kind { shape, encrypted: false }
+}
 
 fn life_of(shape: Shape) -> Vec<Call> {
     use Call::{Create, Delete, Grow, NodeGrow, Publish, Stage, Unpublish, Unstage, Write};
@@ -74,7 +92,7 @@ struct Figures {
     given_up: u64,
 }
 
-/// Lives until the time is over, and at least one of each shape with each death.
+/// A life of each kind, then lives with deaths until the time is over, and at least one.
 ///
 /// # Errors
 /// When a repeat does not mend something, or something is left or lost.
@@ -84,27 +102,28 @@ pub(super) fn all(rig: &mut Rig, time: Duration, seed: u64) -> Result<String> {
     let mut figures = Figures::default();
     // Lines of a life, by shape; counted in lives without a death.
     let mut lines = Vec::new();
-    for shape in SHAPES {
-        let count = live(rig, shape, None, &mut figures)?;
-        println!("{shape:?} logs {count} lines, {:.1} s", start.elapsed().as_secs_f64());
+    for kind in KINDS {
+        let count = live(rig, kind, None, &mut figures)?;
+        println!("{kind:?} logs {count} lines, {:.1} s", start.elapsed().as_secs_f64());
         lines.push(count);
     }
     // Each line is a point for either to die at. They come by chance, so that those that were met
     // lie anywhere, whenever the time is over.
     let mut points = Vec::new();
-    for (shape, count) in SHAPES.into_iter().zip(lines) {
-        points.extend((1..=count).map(|line| (shape, Victim::Plugin, line)));
-        points.extend((1..=count).map(|line| (shape, Victim::Daemon, line)));
+    for (kind, count) in KINDS.into_iter().zip(lines) {
+        points.extend((1..=count).map(|line| (kind, Victim::Plugin, line)));
+        points.extend((1..=count).map(|line| (kind, Victim::Daemon, line)));
     }
     rng.shuffle(&mut points);
     let mut tried = 0;
-    for &(shape, victim, line) in &points {
+    let since = Clock::start();
+    for &(kind, victim, line) in &points {
         let delay = Duration::from_micros(if rng.bool() { 0 } else { rng.u64(..30_000) });
         let death = Death { victim, line, delay, give_up: rng.u8(..3) == 0 };
-        live(rig, shape, Some(death), &mut figures)
-            .with_context(|| format!("{shape:?}, {death:?}; {}", rig.plugin.last_words()))?;
+        live(rig, kind, Some(death), &mut figures)
+            .with_context(|| format!("{kind:?}, {death:?}; {}", rig.plugin.last_words()))?;
         tried += 1;
-        if start.elapsed() > time {
+        if since.elapsed() > time {
             break;
         }
     }
@@ -134,10 +153,14 @@ struct Living {
 }
 
 /// A life, and perhaps a death in it. Returns the number of lines that the plugin logged.
-fn live(rig: &mut Rig, shape: Shape, death: Option<Death>, figures: &mut Figures) -> Result<u64> {
+fn live(rig: &mut Rig, kind: Kind, death: Option<Death>, figures: &mut Figures) -> Result<u64> {
+    let shape = kind.shape;
     let size = if shape == Shape::Mount("xfs") { 300 * MIB } else { 200 * MIB };
     let name = format!("life-{}", figures.lives);
-    let volume = Volume::new(rig, &name, shape, size)?;
+    let mut volume = Volume::new(rig, &name, shape, size)?;
+    if kind.encrypted {
+        encryption::encrypt(&mut volume, "life");
+    }
     let driver = rig.plugin.client(CALL)?;
     let mut log = Log::at_end(rig)?;
     let mut living = Living { driver, volume, grown: false };
@@ -163,7 +186,7 @@ fn live(rig: &mut Rig, shape: Shape, death: Option<Death>, figures: &mut Figures
     }
     living.volume.gone()?;
     figures.lives += 1;
-    life::nothing_left(rig, &format!("{shape:?}, {death:?}"))?;
+    life::nothing_left(rig, &format!("{kind:?}, {death:?}"))?;
     log.lines()
 }
 

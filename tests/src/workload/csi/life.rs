@@ -11,6 +11,7 @@ use blockd_csi::proto::{
     ControllerExpandVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
     NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
     NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+    VolumeContentSource,
 };
 
 use crate::csi::rig::Rig;
@@ -48,6 +49,9 @@ pub(in crate::workload) struct Volume {
     pub(in crate::workload) size: i64,
     /// Of its storage class.
     pub(in crate::workload) parameters: HashMap<String, String>,
+    /// Of its claim: for staging, and for growth on the node.
+    pub(in crate::workload) secrets: HashMap<String, String>,
+    pub(in crate::workload) source: Option<VolumeContentSource>,
     /// Known once it is made.
     pub(in crate::workload) id: String,
     pub(in crate::workload) context: HashMap<String, String>,
@@ -76,6 +80,8 @@ impl Volume {
             mode: Mode::SingleNodeMultiWriter,
             size,
             parameters: HashMap::new(),
+            secrets: HashMap::new(),
+            source: None,
             id,
             context: HashMap::new(),
             staging,
@@ -97,6 +103,7 @@ impl Volume {
             capacity_range: range(self.size, 0),
             volume_capabilities: self.capability().into_iter().collect(),
             parameters: self.parameters.clone(),
+            volume_content_source: self.source.clone(),
             ..Default::default()
         })?;
         let volume = answer.volume.unwrap_or_default();
@@ -110,6 +117,7 @@ impl Volume {
             staging_target_path: text(&self.staging),
             volume_capability: self.capability(),
             volume_context: self.context.clone(),
+            secrets: self.secrets.clone(),
             ..Default::default()
         };
         driver.node_stage_volume(request).map(drop)
@@ -177,6 +185,7 @@ impl Volume {
             volume_path: text(&self.target(number)),
             staging_target_path: text(&self.staging),
             capacity_range: range(self.size, 0),
+            secrets: self.secrets.clone(),
             ..Default::default()
         };
         driver.node_expand_volume(request).map(|answer| answer.capacity_bytes)
@@ -217,6 +226,7 @@ impl Volume {
 pub(in crate::workload) struct Left {
     pub(in crate::workload) volumes: Vec<String>,
     pub(in crate::workload) devices: Vec<String>,
+    pub(in crate::workload) mappings: Vec<String>,
     pub(in crate::workload) mounts: Vec<String>,
     pub(in crate::workload) records: Vec<String>,
     pub(in crate::workload) folders: Vec<String>,
@@ -238,6 +248,7 @@ pub(in crate::workload) fn left(rig: &Rig) -> Result<Left> {
     Ok(Left {
         volumes: rig.control()?.names()?,
         devices: names(Path::new("/sys/block"), "ublkb")?,
+        mappings: names(Path::new("/sys/block"), "dm-")?,
         mounts: mounts.map(str::to_owned).collect(),
         records: names(&rig.plugin.state_dir(), "")?,
         folders,

@@ -448,14 +448,14 @@ pub(in crate::workload) fn insist<T>(what: &str, mut call: impl FnMut() -> Answe
 }
 
 /// The device's own name, of its node bound to a file.
-fn device_of(path: &Path) -> Result<String> {
+pub(super) fn device_of(path: &Path) -> Result<String> {
     let table = table()?;
     let root = table.get(&*path.to_string_lossy()).context("nothing is mounted there")?;
     Ok(format!("/dev{}", root.0))
 }
 
 /// The device that a file system was mounted from.
-fn mounted_from(path: &Path) -> Result<String> {
+pub(super) fn mounted_from(path: &Path) -> Result<String> {
     let table = table()?;
     let found = table.get(&*path.to_string_lossy()).context("nothing is mounted there")?;
     Ok(found.1.clone())
@@ -475,7 +475,7 @@ fn table() -> Result<HashMap<String, (String, String)>> {
 }
 
 /// Bytes of the file system that is mounted there.
-fn total(path: &Path) -> Result<u64> {
+pub(super) fn total(path: &Path) -> Result<u64> {
     let stat = nix::sys::statvfs::statvfs(path)?;
     Ok(stat.blocks() * stat.fragment_size())
 }
