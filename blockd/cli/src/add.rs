@@ -153,7 +153,7 @@ impl Add {
         let volume = answers::volume(answer.volume)?;
         let (mut place, mut opened) = (answers::place(&volume).to_owned(), false);
         if let Some(encryption) = &encryption {
-            (place, opened) = match encryption.open(&volume) {
+            (place, opened) = match encryption.open(&mut client, &volume).await {
                 Err(error) if answer.created => {
                     return Err(undone(&mut client, volume, error).await);
                 }

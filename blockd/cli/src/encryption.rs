@@ -1,7 +1,8 @@
 //! LUKS2 above a volume's block device, on this host: `blockd add --encrypt` makes and opens it,
 //! and verbs that remove the device close it first.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -9,12 +10,16 @@ use std::process::Output;
 use blockd_api::v1::{GetVolumeRequest, Volume};
 use blockd_luks::{Call, GRANULE_BYTES, HEADER_BYTES, KIND, Key, MAX_KEY_BYTES, Mapping, Outcome};
 use blockd_media::error::{Error, ErrorKind, shown};
+use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 
 use super::client::Client;
 use super::labels::Pairs;
 
 /// The label of encrypted volumes, for people and for the next `add`.
 const LABEL: &str = "blockd.io/encryption";
+
+/// Begins the names of mappings that are made here.
+const PREFIX: &str = "blockd-";
 
 /// The folder of the mappings' names.
 const MAPPER: &str = "/dev/mapper";
@@ -92,18 +97,34 @@ impl Encryption {
 
     /// Opens the mapping over an attached volume; a volume that was never written gets a header
     /// before. Returns the mapping's path, and whether anything was changed.
-    pub(super) fn open(&self, volume: &Volume) -> Result<(String, bool), Error> {
+    pub(super) async fn open(
+        &self,
+        client: &mut Client,
+        volume: &Volume,
+    ) -> Result<(String, bool), Error> {
         let name = mapping_name(volume)?;
         let device = local_device(volume)?;
+        // Until this call ends, and what it has started: another one may be making the header.
+        let mut lock = locked(device)?;
+        if let Some((open, mapping)) = over(volume)? {
+            ended(&Call::test(device, &self.key), &volume.name)?;
+            // A volume that was renamed has the mapping by its former name.
+            let path = Path::new(MAPPER).join(&open);
+            let path = if path.exists() { path } else { mapping.path };
+            return Ok((path.display().to_string(), false));
+        }
         match find(&name)? {
-            Some(there) if there.is_over(volume.device_major, volume.device_minor) => {
-                return Ok((path_of(&name)?, false));
+            Some(there) if !there.over.is_empty() => {
+                let problem = "is open over another volume, which was renamed: detach that first";
+                return Err(Error::in_use(format!("{MAPPER}/{name}"), problem));
             }
             // Over a device that is gone.
             Some(_) => close_mapping(&name)?,
             None => {}
         }
-        if volume.valid_bytes == 0 {
+        let now = found(client, &volume.name, &volume.pool).await?;
+        let is_unwritten = now.is_some_and(|now| now.valid_bytes == 0);
+        if is_unwritten && is_blank(device, &mut lock)? {
             ended(&Call::format(device, &self.key), &volume.name)?;
         }
         ended(&Call::open(device, &name, &self.key, volume.read_only), &volume.name)?;
@@ -129,14 +150,41 @@ pub(super) async fn close(client: &mut Client, name: &str, pool: &str) -> Result
 }
 
 fn close_over(volume: &Volume) -> Result<(), Error> {
-    // No mapping of ours has the name of a volume that can't have one.
-    let Ok(name) = mapping_name(volume) else { return Ok(()) };
-    match find(&name)? {
-        Some(there) if there.is_over(volume.device_major, volume.device_minor) => {
-            close_mapping(&name)
-        }
+    match over(volume)? {
+        Some((name, _)) if name.starts_with(PREFIX) => close_mapping(&name),
         _ => Ok(()),
     }
+}
+
+/// The mapping over a volume, by whatever name: the volume may have been renamed since.
+fn over(volume: &Volume) -> Result<Option<(String, Mapping)>, Error> {
+    if volume.device_path.is_empty() {
+        return Ok(None);
+    }
+    let found = Mapping::over(volume.device_major, volume.device_minor);
+    found.map_err(|error| Error::io("reading /sys/block", error))
+}
+
+/// Locks a device against other calls like this one. The lock is inherited by the programs that are
+/// started: one that goes on after its call was killed keeps it.
+fn locked(device: &Path) -> Result<Flock<File>, Error> {
+    let file = File::open(device).map_err(|error| Error::file("opening", device, error))?;
+    fcntl(&file, FcntlArg::F_SETFD(FdFlag::empty()))
+        .map_err(|error| Error::file("locking", device, error.into()))?;
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, error)| Error::file("locking", device, error.into()))
+}
+
+/// Whether the place of a header reads as zeroes.
+fn is_blank(device: &Path, lock: &mut File) -> Result<bool, Error> {
+    let mut piece = vec![0; 1 << 20];
+    for _ in 0..HEADER_BYTES >> 20 {
+        lock.read_exact(&mut piece).map_err(|error| Error::file("reading", device, error))?;
+        if piece.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 async fn found(client: &mut Client, name: &str, pool: &str) -> Result<Option<Volume>, Error> {
@@ -152,7 +200,7 @@ async fn found(client: &mut Client, name: &str, pool: &str) -> Result<Option<Vol
 /// have the same.
 fn mapping_name(volume: &Volume) -> Result<String, Error> {
     let part = |text: &str| text.replace('-', "--");
-    let name = format!("blockd-{}-{}", part(&volume.pool), part(&volume.name));
+    let name = format!("{PREFIX}{}-{}", part(&volume.pool), part(&volume.name));
     let is_plain = |c: char| c.is_ascii_alphanumeric() || PLAIN.contains(c);
     if name.len() <= MAX_NAME && name.chars().all(is_plain) {
         return Ok(name);

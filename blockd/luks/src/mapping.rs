@@ -37,20 +37,35 @@ impl Mapping {
         Self::find_in(Path::new(BLOCKS), name)
     }
 
+    /// Finds the mapping of LUKS2 over that device, whatever its name.
+    ///
+    /// # Errors
+    /// The kernel's list can't be read.
+    pub fn over(major: u32, minor: u32) -> io::Result<Option<(String, Self)>> {
+        let all = Self::all_in(Path::new(BLOCKS))?;
+        Ok(all.into_iter().find(|(_, mapping)| mapping.is_over(major, minor)))
+    }
+
     fn find_in(blocks: &Path, name: &str) -> io::Result<Option<Self>> {
+        let all = Self::all_in(blocks)?;
+        Ok(all.into_iter().find(|(found, _)| found == name).map(|(_, mapping)| mapping))
+    }
+
+    /// All mappings, with their names.
+    fn all_in(blocks: &Path) -> io::Result<Vec<(String, Self)>> {
         let entries = match fs::read_dir(blocks) {
             // Without block devices there are no mappings.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
+        let mut found = Vec::new();
         for entry in entries {
             let folder = entry?.path();
-            if text(&folder.join("dm/name")).as_deref() == Some(name) {
-                // It may be closed just now.
-                return Ok(Self::read(&folder));
-            }
+            // It may be closed just now.
+            let name = text(&folder.join("dm/name"));
+            found.extend(name.and_then(|name| Some((name, Self::read(&folder)?))));
         }
-        Ok(None)
+        Ok(found)
     }
 
     fn read(folder: &Path) -> Option<Self> {

@@ -24,6 +24,9 @@ use crate::sizes::Range;
 const KEY: &str = "key";
 const PREVIOUS_KEY: &str = "previousKey";
 
+/// Key slots of a header of LUKS2.
+const MAX_SLOTS: usize = 32;
+
 /// A header of LUKS, as `blkid` calls it.
 const SIGNATURE: &str = "crypto_LUKS";
 
@@ -158,14 +161,21 @@ impl<'a> Encrypted<'a> {
     }
 
     /// Makes `key` the key of the volume, where it was `previousKey`: the slot of the new one is
-    /// there before that of the old one goes, so that a repeat continues wherever it ended.
-    fn rotate(&self, device: &Device, keys: &Keys) -> Result<()> {
-        let Some(previous) = &keys.previous else { return Ok(()) };
+    /// there before that of the old one goes, so that a repeat continues wherever it ended. False:
+    /// neither opens it.
+    fn rotate(&self, device: &Device, keys: &Keys) -> Result<bool> {
+        let Some(previous) = &keys.previous else { return Ok(true) };
         let machine = self.world.machine;
-        if machine.is_key(device, &keys.key)? || machine.add_key(device, previous, &keys.key)? {
-            machine.remove_key(device, previous)?;
+        if !machine.is_key(device, &keys.key)? && !machine.add_key(device, previous, &keys.key)? {
+            return Ok(false);
         }
-        Ok(())
+        // A call that was interrupted may have left a second slot of it.
+        for _ in 0..MAX_SLOTS {
+            if !machine.remove_key(device, previous)? {
+                break;
+            }
+        }
+        Ok(true)
     }
 
     fn note_refusal(&self, place: &Place, key_refused: bool) -> Result<()> {
@@ -234,6 +244,7 @@ fn inside(volume: Volume, mapping: Option<Mapping>, why: &'static str) -> Volume
         empty: false,
         device,
         read_only,
+        encrypted: false,
         locked,
         ..volume
     }
@@ -254,14 +265,18 @@ impl Volumes for Encrypted<'_> {
         let device = steps::device_of(self.id, &volume)?.clone();
         let open = self.open_over(place, &device)?.filter(|it| it.read_only == read_only);
         if let Some(mapping) = open {
-            self.rotate(&device, keys)?;
+            // It goes on to be open with any key, and may not be reported as if it had this one.
+            if !self.rotate(&device, keys)? {
+                return Err(self.wrong_key(keys));
+            }
             self.resize(place, &device, &mapping)?;
             return self.show(place, volume);
         }
         // One of the other mode, or over a device that is gone.
         self.close(place)?;
         self.prepare(place, &volume, &device, keys)?;
-        self.rotate(&device, keys)?;
+        // Where neither key fits, the opening says so.
+        let _ = self.rotate(&device, keys)?;
         let name = self.world.volumes.mapping_name(place);
         let is_open = self.world.machine.open(&device, &name, &keys.key, read_only)?;
         self.note_refusal(place, !is_open)?;

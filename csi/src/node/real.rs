@@ -1,5 +1,6 @@
 //! The world as it is: the daemon's volumes and the files with records, on this machine.
 
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -110,6 +111,13 @@ impl Real {
     }
 }
 
+/// Whether the volume was encrypted by this plugin, or by `blockd add --encrypt`, whose label has
+/// another prefix.
+fn is_labelled(labels: &BTreeMap<String, String>) -> bool {
+    let is_one = |key: &str| key.rsplit('/').next() == Some("encryption");
+    labels.iter().any(|(key, value)| is_one(key) && value == blockd_luks::KIND)
+}
+
 /// The parts of a volume that matter here.
 fn shown(volume: &v1::Volume) -> Volume {
     // A device that is no front end of the daemon's is the kernel's own.
@@ -133,6 +141,7 @@ fn shown(volume: &v1::Volume) -> Volume {
         own,
         dax: volume.dax,
         charged_bytes: volume.charged_bytes,
+        encrypted: is_labelled(&volume.labels),
         locked: None,
     }
 }

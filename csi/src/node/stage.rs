@@ -64,6 +64,12 @@ impl Request<'_> {
 /// When it is staged in another way, holds something else, or a step fails.
 pub fn stage(world: &World<'_>, request: &Request<'_>) -> Result<()> {
     let volume = steps::existing(world, request.volume, request.place)?;
+    if volume.encrypted {
+        // What would be written in plain would also take the place of its header.
+        let problem = "is encrypted, and its volume context asks for no encryption: its \
+                       PersistentVolume lacks the attribute that the class gave it";
+        return Err(Error::in_use(format_args!("volume {}", request.volume), problem));
+    }
     let mut record = world
         .volumes
         .record(request.volume)

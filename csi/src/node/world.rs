@@ -41,6 +41,8 @@ pub struct Volume {
     pub dax: bool,
     /// Bytes that it takes of its pool, including the overhead.
     pub charged_bytes: i64,
+    /// The daemon has its label of encrypted volumes.
+    pub encrypted: bool,
     /// Set while it is encrypted and not open: the reason, or nothing where none is known.
     pub locked: Option<&'static str>,
 }

@@ -151,7 +151,9 @@ impl Encryption for Fake {
         self.whole(|state| {
             let keys = state.of(device).keys();
             let was_there = keys.contains(key);
-            keys.retain(|there| there != key);
+            if let Some(at) = keys.iter().position(|there| there == key) {
+                keys.remove(at);
+            }
             assert!(!keys.is_empty(), "the last slot was removed");
             Ok(was_there)
         })

@@ -63,6 +63,8 @@ pub(crate) struct Stored {
     pub(crate) shown: i64,
     /// Its device is the kernel's own.
     pub(crate) own: bool,
+    /// The daemon has the label of encrypted volumes.
+    pub(crate) labelled: bool,
     /// The image in its file system, which is a device while it has a loop device; or the content
     /// of its mapping, which is one while it is open.
     pub(crate) image: Option<Box<Stored>>,
@@ -70,7 +72,8 @@ pub(crate) struct Stored {
 
 impl Stored {
     fn new(size: i64, held: Held) -> Self {
-        Self { size, held, minor: None, read_only: false, shown: size, own: false, image: None }
+        let (minor, read_only, own, labelled, image) = (None, false, false, false, None);
+        Self { size, held, minor, read_only, shown: size, own, labelled, image }
     }
 
     /// The device of that number: it, or the loop device over its image.
@@ -274,6 +277,7 @@ fn shown(volume: &Stored, problem: &str) -> Volume {
         own: volume.own,
         dax: volume.own,
         charged_bytes: 0,
+        encrypted: volume.labelled,
         locked: None,
     }
 }

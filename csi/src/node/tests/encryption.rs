@@ -87,6 +87,33 @@ fn an_encrypted_volume_is_not_staged_without_encryption() {
     stage(&node, &[KEY]).unwrap();
     unstage(&node).unwrap();
     assert_eq!(code(node.stage(Mode::MultiWriter, "ext4")), Code::FailedPrecondition);
+    // Nor one that was never staged, whose label alone says so.
+    let node = self::node(Held::Nothing);
+    node.world.state().volumes.get_mut("csi.a").unwrap().labelled = true;
+    assert_eq!(code(node.stage(Mode::MultiWriter, "ext4")), Code::FailedPrecondition);
+    assert_eq!(node.world.state().volumes["csi.a"].held, Held::Nothing);
+    stage(&node, &[KEY]).unwrap();
+}
+
+#[test]
+fn a_new_key_that_was_not_set_is_an_error_also_while_the_volume_is_open() {
+    let node = node(Held::Nothing);
+    stage(&node, &[KEY]).unwrap();
+    let error = refused(&node, &[("key", OTHER), ("previousKey", "no key of it")]);
+    assert_eq!(error.code(), Code::Unauthenticated);
+    assert_eq!(opens(&node, [OTHER, KEY.1]), [false, true]);
+}
+
+#[test]
+fn no_slot_of_the_previous_key_is_left() {
+    let node = node(Held::Nothing);
+    stage(&node, &[KEY]).unwrap();
+    // A call that was interrupted goes on beside its repeat.
+    let device = node.world.get(&node.place).unwrap().unwrap().device.expect("attached");
+    let twice = blockd_luks::Key::new(KEY.1.into()).unwrap();
+    node.world.add_key(&device, &twice, &twice).unwrap();
+    stage(&node, &[("key", OTHER), ("previousKey", KEY.1)]).unwrap();
+    assert_eq!(opens(&node, [OTHER, KEY.1]), [true, false]);
 }
 
 #[test]
