@@ -1,0 +1,19 @@
+//! `hosts`: a laboratory for several hosts that share one disk. Three machines on a network of
+//! their own: an array with persistent reservations, and two hosts with LVM and its lock manager.
+
+mod blocks;
+mod fence;
+mod lab;
+mod machine;
+mod race;
+#[expect(unsafe_code, reason = "ioctls of persistent reservations")]
+mod reservation;
+mod rounds;
+mod script;
+
+pub use blocks::blocks;
+pub use fence::fence;
+pub use race::race;
+pub use reservation::reservation;
+pub use rounds::Part;
+pub use script::run as script;
