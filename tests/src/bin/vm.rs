@@ -75,6 +75,8 @@ enum Hosts {
     Fence(HostsArguments),
     /// Both hosts take one volume at the same moment
     Race(HostsArguments),
+    /// A host stands still, is fenced and goes on: its volume is the other host's
+    Freeze(HostsArguments),
     /// Lines of shell, each with its output, its end and its time
     Script {
         /// The kernel: 6.12 with iSCSI, or 7 with NVMe over TCP.
@@ -343,6 +345,7 @@ fn hosts(what: &Hosts) -> Result<()> {
     match what {
         Hosts::Fence(form) => rounds("fence", form, workload::hosts::fence),
         Hosts::Race(form) => rounds("race", form, workload::hosts::race),
+        Hosts::Freeze(form) => rounds("freeze", form, workload::hosts::freeze),
         Hosts::Script { kernel, lines } => hosts_script(kernel, lines),
     }
 }

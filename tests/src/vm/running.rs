@@ -166,7 +166,7 @@ impl Running {
     ///
     /// # Errors
     /// When the machine had stopped by itself, or the kernel had complained.
-    pub fn cut(mut self) -> Result<Output> {
+    pub fn cut(&mut self) -> Result<Output> {
         if self.qemu.try_wait()?.is_some() {
             return Err(self.failure("the machine stopped before its power was cut"));
         }

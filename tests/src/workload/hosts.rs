@@ -3,6 +3,7 @@
 
 mod blocks;
 mod fence;
+mod freeze;
 mod lab;
 mod machine;
 mod race;
@@ -13,6 +14,7 @@ mod script;
 
 pub use blocks::blocks;
 pub use fence::fence;
+pub use freeze::freeze;
 pub use race::race;
 pub use reservation::reservation;
 pub use rounds::Part;

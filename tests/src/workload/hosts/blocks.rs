@@ -8,7 +8,7 @@ use super::super::device::{Buffer, Device};
 
 const BLOCK: usize = 4096;
 /// Blocks at the start of a device that are written, compared, and written again.
-const BLOCKS: u64 = 2048;
+const BLOCKS: u64 = 512;
 /// The error of a reservation conflict: `EBADE`.
 pub(super) const CONFLICT: i32 = 52;
 

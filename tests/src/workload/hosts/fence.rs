@@ -17,40 +17,34 @@ pub fn fence(part: &Part) -> Result<String> {
     let [a, b] = &mut lab.hosts;
     let size = a.ok("blockdev --getsize64 $DISK")?;
     ensure!(b.ok("blockdev --getsize64 $DISK")? == size, "the hosts see disks of other sizes");
-    let mut keys = [1, 2];
-    a.ok("reservation register 1")?;
-    b.ok("reservation register 2")?;
-    a.ok("reservation reserve 1")?;
+    lab.register()?;
     part.each(|round, _| {
         let victim = usize::from(round % 2 == 1);
-        let (lost, own) = (keys[victim], keys[1 - victim]);
-        let (host, other) = if victim == 0 { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
-        one(host, other, &format!("reservation fence {own} {lost}"))?;
-        // A fenced host comes back with a key that it did not have before.
-        keys[victim] = round + 3;
-        host.ok(&format!("reservation register {}", keys[victim]))?;
-        host.ok("blocks $DISK once").map(|_| ())
+        for host in &mut lab.hosts {
+            host.ok("blocks $DISK once")?;
+        }
+        lab.hosts[victim].send("blocks $DISK on")?;
+        // While the other writes.
+        lab.hosts[1 - victim].ok("blocks $DISK once")?;
+        lab.fence(victim)?;
+        fenced(&mut lab.hosts[victim])?;
+        lab.hosts[1 - victim].ok("blocks $DISK once")?;
+        lab.register_anew(victim)?;
+        lab.hosts[victim].ok("blocks $DISK once").map(|_| ())
     })?;
     lab.end()?;
     Ok(format!(
-        "{} hosts fenced: their writes failed, their reads and the other's did not",
+        "{} hosts fenced: their writes failed, their reads and the other's writes did not",
         part.rounds
     ))
 }
 
-fn one(victim: &mut Machine, other: &mut Machine, fence: &str) -> Result<()> {
-    victim.ok("blocks $DISK once")?;
-    other.ok("blocks $DISK once")?;
-    victim.send("blocks $DISK on")?;
-    // While it writes.
-    other.ok("blocks $DISK once")?;
-    other.ok(fence)?;
+/// The write that ran and the next one met a conflict, and a read does not.
+fn fenced(victim: &mut Machine) -> Result<()> {
     let answer = victim.answer()?;
     ensure!(answer.status == 0, "the fenced host: {}", answer.text);
     let again = victim.run("blocks $DISK once")?;
     let conflict = again.text.contains(&format!("os error {CONFLICT}"));
     ensure!(again.status != 0 && conflict, "a write of a fenced host: {}", again.text);
-    victim.ok("dd if=$DISK of=/dev/null bs=4096 count=1")?;
-    other.ok("blocks $DISK once")?;
-    Ok(())
+    victim.ok("dd if=$DISK of=/dev/null bs=4096 count=1").map(|_| ())
 }

@@ -60,7 +60,19 @@ END
     chmod +x /nodes
     uevent /nodes >/dev/null 2>&1 &
     wdmd -G root || return
-    sanlock daemon -U root -G root || return
+    # With a name that stays, a host that boots again does not wait for its own lease to expire.
+    sanlock daemon -U root -G root -e "$NAME" || return
     # What it holds is found again when it is started anew.
     lvmlockd --adopt 1 --sanlock-timeout "$IO_TIMEOUT"
 }
+
+# take_over VOLUME HOST: what the lease of a fenced host stands for is over, so it is made anew. A
+# lease of another host is left alone.
+take_over() {
+    lease=lvm_vg:$(volume lv_uuid "$1"):/dev/mapper/vg-lvmlock:$(volume lv_lockargs "$1" | cut -d: -f2)
+    sanlock direct read_leader -r "$lease" | grep -qx "owner_id $2" || return
+    sanlock direct init -r "$lease" && lvchange -aey "vg/$1"
+}
+
+# volume FIELD VOLUME
+volume() { lvs --noheadings -o "$1" "vg/$2" 2>/dev/null | tr -d ' '; }

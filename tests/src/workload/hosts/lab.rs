@@ -28,6 +28,9 @@ pub(super) struct Lab {
     pub(super) array: Machine,
     pub(super) hosts: [Machine; 2],
     pub(super) network: Network,
+    run: Run,
+    /// Each host's key, once it has registered.
+    keys: [u64; 2],
     _folder: Folder,
 }
 
@@ -49,7 +52,7 @@ impl Lab {
         for host in &mut hosts {
             host.ok("storage")?;
         }
-        Ok(Self { array, hosts, network, _folder: folder })
+        Ok(Self { array, hosts, network, run: *run, keys: [1, 2], _folder: folder })
     }
 
     /// Starts the lock managers, and makes a volume group that both hosts use.
@@ -61,6 +64,38 @@ impl Lab {
         a.ok("vgcreate --shared vg $DISK")?;
         b.ok("vgchange --lockstart vg")?;
         Ok(())
+    }
+
+    /// Registers a key of each host, and makes the reservation.
+    pub(super) fn register(&mut self) -> Result<()> {
+        for (host, key) in self.hosts.iter_mut().zip(self.keys) {
+            host.ok(&format!("reservation register {key}"))?;
+        }
+        let key = self.keys[0];
+        self.hosts[0].ok(&format!("reservation reserve {key}")).map(|_| ())
+    }
+
+    /// Has a host's key removed by the other one.
+    pub(super) fn fence(&mut self, victim: usize) -> Result<()> {
+        let (own, lost) = (self.keys[1 - victim], self.keys[victim]);
+        self.hosts[1 - victim].ok(&format!("reservation fence {own} {lost}")).map(|_| ())
+    }
+
+    /// Registers a key that no host had before for a host that has none.
+    pub(super) fn register_anew(&mut self, number: usize) -> Result<()> {
+        self.keys[number] = self.keys[0].max(self.keys[1]) + 1;
+        let key = self.keys[number];
+        self.hosts[number].ok(&format!("reservation register {key}")).map(|_| ())
+    }
+
+    /// Cuts a host's power and boots it, until it has the volume group again.
+    pub(super) fn reboot(&mut self, number: usize) -> Result<()> {
+        self.hosts[number].cut()?;
+        self.hosts[number] = host(&self.run, &self.network, number + 1)?;
+        self.hosts[number].ok("storage")?;
+        self.register_anew(number)?;
+        self.hosts[number].ok("locks")?;
+        self.hosts[number].ok("vgchange --lockstart vg").map(|_| ())
     }
 
     /// The array, then the hosts.

@@ -87,6 +87,11 @@ impl Machine {
         Ok(text)
     }
 
+    /// Cuts the power.
+    pub(super) fn cut(&mut self) -> Result<()> {
+        self.running.cut().with_context(|| self.name.clone()).map(|_| ())
+    }
+
     /// The machine itself.
     pub(super) fn running(&self) -> &Running {
         &self.running
