@@ -244,6 +244,24 @@ json! {
         blocked_since_unix_ms = not_zero(pool.blocked_since_unix_ms),
         waiting,
     }
+    v1::Cell as cell {
+        name,
+        group,
+        state = cell.state().word(),
+        device_bytes,
+        path,
+        holder = (cell.holder != 0).then_some(cell.holder),
+    }
+    v1::VolumeGroup as group {
+        name,
+        folder = text(&group.folder),
+        host,
+        key = text(&group.key),
+        total_bytes,
+        free_bytes,
+        failure = text(&group.failure),
+        cells,
+    }
     v1::WaitingRequest as request {
         volume,
         peer,

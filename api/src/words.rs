@@ -102,6 +102,12 @@ words! {
         VeryLow => Some("very low"),
         Full => Some("full"),
     }
+    CellState -> &'static str {
+        Unspecified | Free => "free",
+        Open => "open",
+        Held => "held",
+        Elsewhere => "elsewhere",
+    }
     VolumeKind -> &'static str {
         Unspecified | Volume => "volume",
         Snapshot => "snapshot",

@@ -9,7 +9,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use super::duration::duration;
 use super::{
-    add, attach, clone, completions, del, diff, events, extend_request, features, health,
+    add, attach, cells, clone, completions, del, diff, events, extend_request, features, health,
     import_export, man, node, pmem, pool, pool_tools, recover, rename, reset, resize, rollback,
     set, snapshot, space, top, tune, volumes,
 };
@@ -88,6 +88,10 @@ pub(crate) enum Verb {
     Replicate(import_export::rounds::Replicate),
     #[command(subcommand)]
     Pool(pool::Pool),
+    #[command(subcommand)]
+    Vg(cells::GroupVerb),
+    #[command(subcommand)]
+    Cell(cells::CellVerb),
     #[command(subcommand)]
     Pmem(pmem::Pmem),
     #[command(subcommand)]

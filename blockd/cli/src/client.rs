@@ -78,6 +78,14 @@ calls! {
     list_connections: ListConnectionsRequest -> ListConnectionsResponse;
     stats: StatsRequest -> StatsResponse;
     space: SpaceRequest -> SpaceResponse;
+    add_volume_group: AddVolumeGroupRequest -> AddVolumeGroupResponse;
+    remove_volume_group: RemoveVolumeGroupRequest -> RemoveVolumeGroupResponse;
+    list_volume_groups: ListVolumeGroupsRequest -> ListVolumeGroupsResponse;
+    create_cell: CreateCellRequest -> CreateCellResponse;
+    take_cell: TakeCellRequest -> TakeCellResponse;
+    release_cell: ReleaseCellRequest -> ReleaseCellResponse;
+    delete_cell: DeleteCellRequest -> DeleteCellResponse;
+    lose_volume_group: LoseVolumeGroupRequest -> LoseVolumeGroupResponse;
     list_nodes: ListNodesRequest -> ListNodesResponse;
     node_status: NodeStatusRequest -> NodeStatusResponse;
     health: HealthRequest -> HealthResponse;

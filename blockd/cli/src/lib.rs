@@ -9,6 +9,7 @@ mod add;
 mod answers;
 mod args;
 mod attach;
+mod cells;
 mod client;
 mod clone;
 mod columns;
@@ -52,6 +53,7 @@ mod version;
 mod volumes;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use args::{Arguments, Global, Verb};
 use blockd_media::error::Error;
@@ -74,7 +76,14 @@ struct Context {
 impl Context {
     /// A connection to the daemon.
     async fn client(&self) -> Result<Client, Error> {
-        let client = Client::connect(self.global.socket.as_deref(), self.global.timeout).await?;
+        self.patient_client(self.global.timeout).await
+    }
+
+    /// The same for a call that takes long: it may take this time, or a longer one that was asked
+    /// for.
+    async fn patient_client(&self, time: Duration) -> Result<Client, Error> {
+        let time = time.max(self.global.timeout);
+        let client = Client::connect(self.global.socket.as_deref(), time).await?;
         Ok(if self.output.is_json() { client.silent() } else { client })
     }
 }
@@ -172,6 +181,9 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Move(moving) => moving.run(context).await,
         Verb::Replicate(replicate) => replicate.run(context).await,
         Verb::Pool(pool) => pool.run(context).await,
+        Verb::Vg(group) => group.run(context).await,
+        Verb::Cell(cell) => cell.run(context).await,
+        Verb::Node(node::Node::Lost(lost)) => cells::lose(context, lost.group).await,
         Verb::Node(node) => node.run(context).await,
         Verb::Health(health) => health.run(context).await,
         Verb::Tune(tune) => tune.run(context).await,

@@ -15,7 +15,8 @@ use super::{Context, amount};
 /// List hosts, show what is waited for, declare a host dead or forget it
 ///
 /// A node is a host as a member of pools. Its UUID is made from the host's /etc/machine-id, or is
-/// the configuration's node.id. Pools that several hosts have at the same time are not there yet.
+/// the configuration's node.id. (`blockd vg` and `blockd cell` are for disks that several hosts
+/// share.)
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "Example:\n  blockd node status")]
 pub(crate) enum Node {
@@ -23,6 +24,7 @@ pub(crate) enum Node {
     Status(Status),
     DeclareDead(DeclareDead),
     Forget(Forget),
+    Lost(Lost),
 }
 
 /// List the nodes that are known here
@@ -76,6 +78,19 @@ pub(crate) struct Forget {
     /// Also one that was not declared dead
     #[arg(long)]
     pub force: bool,
+}
+
+/// Drop all cells of a volume group whose membership this host has lost
+///
+/// For LVM to run when sanlock can't renew this host's lease: lvmlockctl_kill_command =
+/// "/usr/bin/blockd node lost" in lvm.conf. The cells' pools stop without another write, and their
+/// devices become ones that refuse all IO; then lvmlockd is allowed to drop the group's locks.
+/// Where this fails, the watchdog of sanlock resets the host. Needs no daemon for the devices.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd node lost san")]
+pub(crate) struct Lost {
+    /// The volume group
+    pub group: String,
 }
 
 /// Which node, and where its pools are looked for.
@@ -144,7 +159,7 @@ impl Node {
             Self::Forget(one) => {
                 one.which.remove(context, "forgotten", Removal::Forget { force: one.force })
             }
-            Self::List(_) | Self::Status(_) => Ok(()),
+            Self::List(_) | Self::Status(_) | Self::Lost(_) => Ok(()),
         }
     }
 
@@ -153,7 +168,8 @@ impl Node {
         match self {
             Self::List(_) => list(context).await,
             Self::Status(status) => status.run(context).await,
-            offline => offline.run_offline(context),
+            // `lost` has been dealt with.
+            other => other.run_offline(context),
         }
     }
 }

@@ -24,8 +24,8 @@ use super::usage::Usage;
 use super::{Context, amount, answers, node, pool_tools};
 
 pub(crate) use close::Close;
-pub(crate) use create::{Create, Open, path_argument};
-pub(crate) use delete::Delete;
+pub(crate) use create::{Create, Open, extent_size, path_argument};
+pub(crate) use delete::{Delete, confirm};
 pub(crate) use device::PoolDevice;
 pub(crate) use feature::Feature;
 pub(crate) use fold::Fold;

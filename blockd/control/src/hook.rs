@@ -4,29 +4,18 @@
 //! Scripts run as the user of this process, so only files that no other user can write are run.
 
 use std::fs::Metadata;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-use blockd_media::clock::Clock;
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
-use parking_lot::Mutex;
+use blockd_media::program::{self, Ended, Kept, ProgramError};
 
 /// Bytes of a script's output that are kept: enough for a page of text, and no more memory than
 /// that, however much it prints.
 const MAX_OUTPUT_BYTES: usize = 64 << 10;
-
-/// How often a running script is looked at.
-const PAUSE: Duration = Duration::from_millis(10);
-
-/// How long output is waited for once a script has ended: something it has left behind may hold its
-/// end open.
-const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
 /// Scripts in one directory. More files mean that the directory is not one of hooks.
 const MAX_SCRIPTS: usize = 256;
@@ -162,9 +151,6 @@ fn unsuitable(path: &Path, problem: &'static str) -> HookError {
     HookError::Unsuitable { path: path.to_owned(), problem }
 }
 
-/// How long a script that was killed is waited for, so that it leaves no zombie.
-const KILL_GRACE: Duration = Duration::from_secs(1);
-
 /// Runs one script to its end, or kills it with everything it has started. Blocks.
 pub fn run(
     path: &Path,
@@ -173,72 +159,19 @@ pub fn run(
     limit: Duration,
 ) -> Result<Ran, HookError> {
     check(path)?;
-    let failed = |what| {
-        let path = path.to_owned();
-        move |source| HookError::Io { what, path, source }
-    };
-    let (mut reader, writer) = io::pipe().map_err(failed("make a pipe for"))?;
-    let errors = writer.try_clone().map_err(failed("make a pipe for"))?;
     let mut command = Command::new(path);
-    command.args(arguments).envs(variables.iter().copied()).stdin(Stdio::null());
-    // A group of its own, so that what it starts can be ended with it.
-    command.stdout(writer).stderr(errors).process_group(0).current_dir("/");
-    let clock = Clock::start();
-    let mut child = command.spawn().map_err(failed("run"))?;
-    // Our ends for writing go, or reading would never end.
-    drop(command);
-    let (send, receive) = crossbeam_channel::bounded(1);
-    let kept = Arc::new(Mutex::new(Vec::new()));
-    let into = Arc::clone(&kept);
-    let read = move || {
-        let mut part = [0; 4096];
-        // Output beyond the limit is read as well, or the script would block.
-        while let Ok(length @ 1..) = reader.read(&mut part) {
-            let mut kept = into.lock();
-            let room = MAX_OUTPUT_BYTES.saturating_sub(kept.len());
-            kept.extend_from_slice(&part[..length.min(room)]);
-        }
-        let _ = send.send(());
-    };
-    let reading = std::thread::Builder::new().name("hook".to_owned()).spawn(read);
-    let ended = match reading {
-        Ok(_) => wait(&mut child, clock, limit).map_err(failed("wait for")),
-        Err(error) => Err(failed("read the output of")(error)),
-    };
-    if !matches!(ended, Ok(Some(_))) {
-        end(&mut child);
-    }
-    let took = clock.elapsed();
-    let _ = receive.recv_timeout(OUTPUT_GRACE);
-    let output = String::from_utf8_lossy(&kept.lock()).trim().to_owned();
+    command.args(arguments).envs(variables.iter().copied()).current_dir("/");
+    let kept = Kept { bytes: MAX_OUTPUT_BYTES, together: true };
     let path = path.to_owned();
-    match ended? {
+    let Ended { status, output, took, .. } = match program::run(&mut command, kept, limit) {
+        Ok(ended) => ended,
+        Err(ProgramError { what, source }) => return Err(HookError::Io { what, path, source }),
+    };
+    match status {
         Some(status) if status.success() => Ok(Ran { path, output, took }),
         Some(status) => Err(HookError::Failed { path, how: how(status), output }),
         None => Err(HookError::Hangs { path, limit, output }),
     }
-}
-
-fn wait(child: &mut Child, clock: Clock, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if clock.elapsed() >= limit {
-            return Ok(None);
-        }
-        std::thread::sleep(PAUSE);
-    }
-}
-
-/// Kills a script and what it has started. It has not been waited for, so its number is its own.
-fn end(child: &mut Child) {
-    if let Ok(group) = i32::try_from(child.id()) {
-        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
-    }
-    // A process that sleeps in the kernel, such as on a file system on a volume of a full pool,
-    // ends when the kernel lets it. The daemon does not wait for that.
-    let _ = wait(child, Clock::start(), KILL_GRACE);
 }
 
 fn how(status: ExitStatus) -> String {
@@ -251,6 +184,8 @@ fn how(status: ExitStatus) -> String {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::clock::Clock;
+
     use super::*;
 
     struct Folder(PathBuf);
@@ -369,7 +304,7 @@ mod tests {
         // The process that inherits it may leave it as a zombie.
         while state().is_ok_and(|text| !text.contains(") Z ")) {
             assert!(clock.elapsed() < LONG, "{error}");
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 

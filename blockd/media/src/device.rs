@@ -433,9 +433,13 @@ impl Device {
         fallocate(self.file.as_fd(), flags, start, bytes).map_err(|error| io_error(&error.into()))
     }
 
-    /// Converts an error of this device's IO to one of the mapper.
+    /// Converts an error of this device's IO to one of the mapper. A conflict with a reservation
+    /// closes the gate.
     #[must_use]
     pub fn meaning(&self, error: &std::io::Error) -> IoError {
+        if error.raw_os_error() == Some(libc::EBADE) {
+            self.gate().into_iter().for_each(|gate| gate.exclude());
+        }
         meaning(self.info.kind, error, || ioctl::device_size(&self.file))
     }
 

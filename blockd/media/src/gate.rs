@@ -13,6 +13,7 @@ use crate::clock::boot_ns;
 pub struct Gate {
     until: AtomicU64,
     is_lost: AtomicBool,
+    is_excluded: AtomicBool,
     node: AtomicU32,
     doorbell: OnceLock<Arc<Doorbell>>,
 }
@@ -29,7 +30,27 @@ impl Gate {
 
     /// Opens it until this time of [`boot_ns`].
     pub fn open_until(&self, until: u64) {
-        self.until.store(until, Ordering::Release);
+        self.until.store(until, Ordering::SeqCst);
+        // After the time, and `exclude` the other way round: one of both sees the other.
+        if self.is_excluded.load(Ordering::SeqCst) {
+            self.until.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// Closes it for good: the storage refuses this host's writes by a reservation, as the host was
+    /// fenced (H5).
+    pub fn exclude(&self) {
+        self.is_excluded.store(true, Ordering::SeqCst);
+        self.until.store(0, Ordering::SeqCst);
+        if let Some(doorbell) = self.doorbell.get() {
+            doorbell.ring();
+        }
+    }
+
+    /// Whether the storage refuses this host's writes.
+    #[must_use]
+    pub fn is_excluded(&self) -> bool {
+        self.is_excluded.load(Ordering::SeqCst)
     }
 
     /// Closes it for good: the pool was claimed by an open on this node.
@@ -52,7 +73,7 @@ impl Gate {
     /// Rings this doorbell when the pool is lost.
     pub fn ring_when_lost(&self, doorbell: &Arc<Doorbell>) {
         let _ = self.doorbell.set(Arc::clone(doorbell));
-        if self.lost_to().is_some() {
+        if self.lost_to().is_some() || self.is_excluded() {
             doorbell.ring();
         }
     }
@@ -71,5 +92,21 @@ impl Gate {
     #[inline]
     pub fn refused(error: &std::io::Error) -> bool {
         error.raw_os_error().is_none() && error.kind() == std::io::ErrorKind::ResourceBusy
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_of_a_host_that_was_fenced_stays_closed() {
+        let gate = Gate::default();
+        gate.open_until(u64::MAX);
+        assert!(gate.is_open() && !gate.is_excluded());
+        gate.exclude();
+        // The claim is renewed once more.
+        gate.open_until(u64::MAX);
+        assert!(!gate.is_open() && gate.is_excluded());
     }
 }

@@ -27,6 +27,7 @@ pub mod names;
 pub mod place;
 pub mod pmem;
 pub mod pool;
+pub mod program;
 mod room;
 pub mod ublk;
 pub mod units;

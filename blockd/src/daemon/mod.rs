@@ -44,6 +44,9 @@ const CONTROL_THREADS: usize = 2;
 /// How long a client of the control API may keep the daemon from ending.
 const CONTROL_STOP_TIME: Duration = Duration::from_secs(5);
 
+/// How often it is looked whether this host was fenced. A write meets that sooner.
+const MEMBERSHIP_PAUSE: Duration = Duration::from_secs(5);
+
 /// How often devices that are not served are tried again.
 const RECOVERY_PAUSE: Duration = Duration::from_secs(30);
 
@@ -190,6 +193,7 @@ impl Daemon {
         notify::send(&[NotifyState::Status("waiting for persistent memory")]).await;
         settle::settle(config).await;
         notify::send(&[NotifyState::Status("opening pools")]).await;
+        notify::extending(control.start_groups()).await?;
         notify::extending(open_pools(config, &control)).await?;
         if own_namespace {
             for point in mounts::detach_own_of(&control.names_of_direct_devices().await?) {
@@ -215,6 +219,7 @@ impl Daemon {
         tokio::spawn(notify::watchdog(control.clone()));
         tokio::spawn(watch_pools(control.clone()));
         tokio::spawn(watch_devices(control.clone()));
+        tokio::spawn(watch_groups(control.clone()));
         control.look_at_health().await;
         control.set_ready();
         control.watch_health();
@@ -383,6 +388,14 @@ async fn watch_devices(control: Control) {
         if let Err(error) = control.recover_again().await {
             tracing::warn!(%error, "devices were not recovered");
         }
+    }
+}
+
+/// Looks whether this host was fenced from a group of cells.
+async fn watch_groups(control: Control) {
+    loop {
+        tokio::time::sleep(MEMBERSHIP_PAUSE).await;
+        control.watch_groups().await;
     }
 }
 

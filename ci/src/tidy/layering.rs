@@ -12,6 +12,8 @@ const BANNED: &[(&str, &[&str])] = &[
     ("blockd-nbd", &["blockd-"]),
     ("blockd-http", &["blockd-"]),
     ("blockd-csi-base", &["blockd-"]),
+    // It blocks, and knows nothing of pools.
+    ("blockd-hosts", &["tokio", "blockd-mapper", "blockd-api", "blockd-engine"]),
     // The data path has threads of its own, and knows nothing of messages or tools.
     ("blockd-engine", &["tokio", "blockd-api", "blockd-inspect", "blockd-pmem"]),
     ("blockd-serve", &["blockd-api", "blockd-inspect", "blockd-pmem"]),

@@ -182,7 +182,7 @@ pub(crate) fn path_argument(path: &std::path::Path) -> Result<String, Error> {
     text.map_err(|path| Error::invalid("path", path.display(), "UTF-8"))
 }
 
-pub(super) fn extent_size(text: Option<&str>) -> Result<u32, Error> {
+pub(crate) fn extent_size(text: Option<&str>) -> Result<u32, Error> {
     let Some(text) = text else {
         return Ok(0);
     };

@@ -60,7 +60,7 @@ impl Delete {
     pub(super) async fn run(self, context: &Context) -> Result<(), Error> {
         let mut client = context.client().await?;
         if self.force && !self.yes && exists(&mut client, &self.pool).await? {
-            confirm(&self.pool)?;
+            confirm(&self.pool, "pool")?;
         }
         let request = DeletePoolRequest { name: self.pool.clone(), force: self.force };
         let answer = client.delete_pool(request).await?;
@@ -82,21 +82,24 @@ async fn exists(client: &mut Client, name: &str) -> Result<bool, Error> {
     }
 }
 
-/// Has the pool's name typed.
-fn confirm(name: &str) -> Result<(), Error> {
+/// Has the name of what is to be deleted typed.
+pub(crate) fn confirm(name: &str, kind: &str) -> Result<(), Error> {
     if !std::io::stdin().is_terminal() {
         let allowed = "given with --force where no terminal can confirm that";
         return Err(Error::invalid("yes", false, allowed));
     }
     let mut typed = String::new();
-    let question = format!("Type the name of pool {} to delete it and all it holds: ", shown(name));
+    let question =
+        format!("Type the name of {kind} {} to delete it and all it holds: ", shown(name));
     let asked = std::io::stderr()
         .write_all(question.as_bytes())
         .and_then(|()| std::io::stdin().lock().read_line(&mut typed));
     asked.map_err(|source| Error::io("reading the confirmation", source))?;
     match typed.trim_end_matches(['\n', '\r']) == name {
         true => Ok(()),
-        false => Err(Error::invalid("confirmation", typed.trim_end(), "the pool's name")),
+        false => {
+            Err(Error::invalid("confirmation", typed.trim_end(), format!("the {kind}'s name")))
+        }
     }
 }
 

@@ -94,8 +94,15 @@ impl Control {
         })
         .await?;
         refuse_incomplete(&name, &found)?;
-        let config = PoolConfig {
-            name: name.clone(),
+        let id = found.newest.pool_id;
+        self.open_found(self.config_of_found(&name, found), id).await?;
+        let pool = Some(self.describe_pool(&self.known(&name)?).await?);
+        Ok(v1::ImportPoolResponse { changed: true, pool })
+    }
+
+    fn config_of_found(&self, name: &str, found: Found) -> PoolConfig {
+        PoolConfig {
+            name: name.to_owned(),
             extent_size: found.newest.extent_size,
             composite: found.newest.incompat & COMPOSITE != 0,
             devices: found.devices,
@@ -106,10 +113,20 @@ impl Control {
             extend_socket: None,
             space: self.0.space_of_new_pools.read().clone(),
             ..self.0.options.template.clone()
-        };
-        self.open_found(config, found.newest.pool_id).await?;
-        let pool = Some(self.describe_pool(&self.known(&name)?).await?);
-        Ok(v1::ImportPoolResponse { changed: true, pool })
+        }
+    }
+
+    /// Reads the superblocks of the pool on one device, and gives how it is opened by this name.
+    pub(super) async fn found_pool(
+        &self,
+        name: &str,
+        path: &Path,
+    ) -> Result<(PoolConfig, Superblock), Error> {
+        let (pool, paths) = (name.to_owned(), vec![path.to_owned()]);
+        let found = blocking(move || found(&pool, &paths)).await?;
+        refuse_incomplete(name, &found)?;
+        let newest = found.newest.clone();
+        Ok((self.config_of_found(name, found), newest))
     }
 
     /// Refuses devices that a pool of another name has, open or not, under whatever path.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_engine::pool::{Policy, PoolHandle, SpaceChange, SpaceState};
+use blockd_media::DeviceInfo;
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::human;
@@ -231,8 +232,10 @@ impl Keeper {
             self.gave_up = None;
         }
         let space = &self.finder.space;
-        let has_means =
-            space.grow_limit > 0 || space.hook.is_some() || self.finder.handle.spare_count() > 0;
+        let has_means = space.grow_limit > 0
+            || space.hook.is_some()
+            || self.finder.handle.spare_count() > 0
+            || self.finder.cell().is_some();
         if self.state == SpaceState::Normal {
             self.gave_up = None;
         } else if has_means
@@ -263,6 +266,7 @@ impl Finder {
                 Ok(space) if space.now.state != SpaceState::Normal => {
                     let clock = Clock::start();
                     if !(self.grow(&space).await
+                        || self.grow_cell(&space).await
                         || self.add_spare().await
                         || self.call_hook().await)
                     {
@@ -307,6 +311,31 @@ impl Finder {
         };
         let wanted = present.saturating_add(least).min(self.space.grow_limit);
         self.grow_to(Some(wanted)).await
+    }
+
+    /// The device of its cell, if it lies in one.
+    fn cell(&self) -> Option<DeviceInfo> {
+        let device = self.handle.devices().into_iter().next()?;
+        self.control.is_in_cell(&device.path).then_some(device)
+    }
+
+    /// Takes more of the group that the pool's cell is in.
+    async fn grow_cell(&self, space: &PoolSpace) -> bool {
+        let Some(device) = self.cell() else { return false };
+        // A crash may have come between the larger device and the pool's growth.
+        if self.grow_to(None).await {
+            return true;
+        }
+        let (rate, step) = (space.now.rate, self.space.grow_step);
+        match self.control.extend_cell(&device.path, device.size, rate, step).await {
+            Ok(true) => self.grow_to(None).await,
+            Ok(false) => false,
+            Err(error) => {
+                let pool = self.handle.name();
+                tracing::error!(pool, %error, "the pool is low and its cell can't be made larger");
+                false
+            }
+        }
     }
 
     async fn grow_to(&self, wanted: Option<u64>) -> bool {

@@ -322,18 +322,9 @@ impl<'a> Membership<'a> {
     }
 
     fn take_one(&self, config: &PoolConfig) -> Result<Taken, Error> {
-        let failed = |error| refused(&config.name, error);
-        let mut spec = spec(config, self.config.runtime_dir);
-        spec.node = self.config.node.id.map_or(0, NodeId::number);
-        spec.taken_from = Some(self.leave.node.number);
-        spec.accept_loss |= self.leave.accept_loss;
-        spec.lock_wait = LOCK_WAIT;
-        let (handle, report) = pool::open(&spec).map_err(failed)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|source| Error::io("starting", source))?;
-        runtime.block_on(handle.close()).map_err(failed)?;
-        let (log_changes, ring_changes) = (report.log_changes, report.ring_changes);
-        Ok(Taken { pool: config.name.clone(), log_changes, ring_changes })
+        let own = self.config.node.id.map_or(0, NodeId::number);
+        let from = self.leave.node.number;
+        recover(config, self.config.runtime_dir, own, from, self.leave.accept_loss)
     }
 
     fn remember(&mut self, taken: &[PoolConfig]) -> Result<(), Error> {
@@ -347,6 +338,28 @@ impl<'a> Membership<'a> {
         self.dead.push(DeadNode { node: node.to_string(), dead_unix_ms: wall_ms(), pools });
         file(self.config.state_dir).write(self.dead.clone())
     }
+}
+
+/// Recovers a pool that another node has not closed, and closes it as this node. Blocks.
+pub(super) fn recover(
+    config: &PoolConfig,
+    runtime_dir: &Path,
+    own: u32,
+    from: u32,
+    accept_loss: bool,
+) -> Result<Taken, Error> {
+    let failed = |error| refused(&config.name, error);
+    let mut spec = spec(config, runtime_dir);
+    spec.node = own;
+    spec.taken_from = Some(from);
+    spec.accept_loss |= accept_loss;
+    spec.lock_wait = LOCK_WAIT;
+    let (handle, report) = pool::open(&spec).map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|source| Error::io("starting", source))?;
+    runtime.block_on(handle.close()).map_err(failed)?;
+    let (log_changes, ring_changes) = (report.log_changes, report.ring_changes);
+    Ok(Taken { pool: config.name.clone(), log_changes, ring_changes })
 }
 
 /// Scripts to be run, and how long each may take.

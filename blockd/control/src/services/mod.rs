@@ -6,6 +6,7 @@
 mod adding;
 mod attachments;
 mod authority;
+mod cells;
 mod cloning;
 mod closed;
 mod closing;
@@ -20,6 +21,7 @@ mod events;
 mod exports;
 mod extend;
 mod folds;
+mod groups;
 mod handing_on;
 mod health;
 mod joining;
@@ -54,6 +56,8 @@ pub(crate) mod testing;
 mod tests;
 #[cfg(test)]
 mod tests_of_adding;
+#[cfg(test)]
+mod tests_of_cells;
 #[cfg(test)]
 mod tests_of_devices;
 #[cfg(test)]
@@ -135,6 +139,8 @@ struct Inner {
     /// Pools that stay closed until a call opens them.
     closed: Arc<closed::ClosedPools>,
     regions: Arc<regions::Book>,
+    /// Storage that several hosts reach.
+    groups: groups::Groups,
     attachments: Attachments,
     events: Arc<EventHub>,
     nbd: RwLock<Vec<NbdAddress>>,
@@ -226,6 +232,7 @@ impl Control {
         let closed = Arc::new(closed::ClosedPools::read(&options.state_dir)?);
         let regions = Arc::new(regions::Book::new(&options.state_dir));
         let served = Arc::new(served::ServedPools::new(&options.state_dir));
+        let groups = groups::Groups::new(&options.state_dir);
         Ok(Self(Arc::new(Inner {
             data_path,
             pools: RwLock::default(),
@@ -236,6 +243,7 @@ impl Control {
             served,
             closed,
             regions,
+            groups,
             attachments,
             events: Arc::default(),
             nbd: RwLock::default(),

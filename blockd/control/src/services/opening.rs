@@ -206,6 +206,7 @@ impl Control {
         replace_missing: bool,
         id: Option<[u8; 16]>,
     ) -> Result<PoolHandle, Unopened> {
+        self.refuse_lost_cell(config).map_err(Unopened::from)?;
         let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         let node = self.0.options.node.map_or(0, NodeId::number);
         let others = self.devices_of_others(&config.name);

@@ -16,7 +16,8 @@ use tonic::{Request, Response, Status};
 
 use super::Control;
 
-use requests::{known_pool, wanted_pool};
+use requests::known_pool;
+pub(super) use requests::wanted_pool;
 
 /// Messages that wait for a client of a stream. Further messages wait in the hub.
 const STREAM_DEPTH: usize = 16;
@@ -432,6 +433,80 @@ impl Calls for Control {
     ) -> Answer<v1::NodeStatusResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move { control.describe_node_status(&asked.pool).await }).await
+    }
+
+    async fn add_volume_group(
+        &self,
+        asked: Request<v1::AddVolumeGroupRequest>,
+    ) -> Answer<v1::AddVolumeGroupResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let changed = control.add_group(&asked.name, &asked.folder).await?;
+            let group = control.describe_group(control.group(&asked.name)?).await?;
+            Ok(v1::AddVolumeGroupResponse { changed, group: Some(group) })
+        })
+        .await
+    }
+
+    async fn remove_volume_group(
+        &self,
+        asked: Request<v1::RemoveVolumeGroupRequest>,
+    ) -> Answer<v1::RemoveVolumeGroupResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let changed = control.remove_group(&asked.name).await?;
+            Ok(v1::RemoveVolumeGroupResponse { changed })
+        })
+        .await
+    }
+
+    async fn list_volume_groups(
+        &self,
+        asked: Request<v1::ListVolumeGroupsRequest>,
+    ) -> Answer<v1::ListVolumeGroupsResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move {
+            let groups = control.describe_groups(&asked.name).await?;
+            Ok(v1::ListVolumeGroupsResponse { groups })
+        })
+        .await
+    }
+
+    async fn create_cell(
+        &self,
+        asked: Request<v1::CreateCellRequest>,
+    ) -> Answer<v1::CreateCellResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.create_cell(asked).await }).await
+    }
+
+    async fn take_cell(&self, asked: Request<v1::TakeCellRequest>) -> Answer<v1::TakeCellResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.take_cell(asked).await }).await
+    }
+
+    async fn release_cell(
+        &self,
+        asked: Request<v1::ReleaseCellRequest>,
+    ) -> Answer<v1::ReleaseCellResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.release_cell(asked).await }).await
+    }
+
+    async fn delete_cell(
+        &self,
+        asked: Request<v1::DeleteCellRequest>,
+    ) -> Answer<v1::DeleteCellResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.delete_cell(asked).await }).await
+    }
+
+    async fn lose_volume_group(
+        &self,
+        asked: Request<v1::LoseVolumeGroupRequest>,
+    ) -> Answer<v1::LoseVolumeGroupResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.lose_group(&asked.name).await }).await
     }
 
     async fn health(&self, asked: Request<v1::HealthRequest>) -> Answer<v1::HealthResponse> {

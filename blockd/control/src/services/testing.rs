@@ -28,10 +28,19 @@ pub(crate) struct Folder(PathBuf);
 
 /// A new, empty folder on a tmpfs, as delta rings need one.
 pub(crate) fn folder() -> Folder {
+    folder_in(Path::new("/dev/shm"))
+}
+
+/// A new, empty folder that is not in memory, as far as this host's temporary files are not.
+pub(crate) fn folder_on_disk() -> Folder {
+    folder_in(&std::env::temp_dir())
+}
+
+fn folder_in(parent: &Path) -> Folder {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("blockd-test-{}-{number}", std::process::id());
-    let path = Path::new("/dev/shm").join(name);
+    let path = parent.join(name);
     std::fs::create_dir(&path).unwrap();
     Folder(path)
 }
@@ -169,13 +178,22 @@ impl Rig {
     }
 
     async fn of(folder: Folder, health: crate::config::HealthConfig) -> Self {
+        Self::of_node(folder, health, NODE).await
+    }
+
+    /// Another host than [`NODE`], without a pool.
+    pub(crate) async fn of_other_node(node: &str) -> Self {
+        Self::of_node(folder(), crate::config::HealthConfig::default(), node).await
+    }
+
+    async fn of_node(folder: Folder, health: crate::config::HealthConfig, node: &str) -> Self {
         let data_path = Arc::new(FakeDataPath::default());
         let options = ControlOptions {
             state_dir: folder.path().to_path_buf(),
             runtime_dir: folder.path().to_path_buf(),
             default_pool: "default".to_owned(),
             template: memory_pool("template"),
-            node: NodeId::parse(NODE),
+            node: NodeId::parse(node),
             configured_pools: 1,
             health,
         };

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_mapper::engine::{ControlId, Engine, Outcome};
+use blockd_mapper::error::MapperError;
 use blockd_mapper::io::{IoCommand, IoError};
 use blockd_mapper::pool::Pool;
 use blockd_mapper::space::{SpaceChange, SpaceState};
@@ -271,11 +272,24 @@ impl PoolThread {
         self.served.iter().find_map(|one| one.device.gate())
     }
 
-    fn turn(&mut self) -> std::io::Result<()> {
-        if let Some(node) = self.gate().and_then(|gate| gate.lost_to())
-            && !self.reported_failure
-        {
+    /// Stops the pool whose storage is another host's.
+    fn look_at_gate(&self) {
+        let Some(gate) = self.gate() else { return };
+        if let Some(node) = gate.lost_to() {
             self.shared.pool.lose_claim(node);
+        }
+        if gate.is_excluded() {
+            let name = format!("pool {}", self.shared.name);
+            let problem = "is on storage that refuses this host's writes (reservation conflict): \
+                           the host was fenced"
+                .to_owned();
+            self.shared.pool.halt(MapperError::Device { name, problem });
+        }
+    }
+
+    fn turn(&mut self) -> std::io::Result<()> {
+        if !self.reported_failure {
+            self.look_at_gate();
         }
         self.take_asks();
         self.take_discarded();

@@ -259,6 +259,10 @@ impl Keeper {
                 Err(error) => {
                     let path = self.path.display();
                     tracing::warn!(%path, %error, "cannot renew claim");
+                    if error.raw_os_error() == Some(libc::EBADE) {
+                        self.gate.exclude();
+                        return;
+                    }
                     self.claimant.failed(boot_ns());
                 }
             }

@@ -94,6 +94,14 @@ control! {
         recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
         list_connections: ListConnectionsRequest -> ListConnectionsResponse;
         stats: StatsRequest -> StatsResponse;
+        add_volume_group: AddVolumeGroupRequest -> AddVolumeGroupResponse;
+        remove_volume_group: RemoveVolumeGroupRequest -> RemoveVolumeGroupResponse;
+        list_volume_groups: ListVolumeGroupsRequest -> ListVolumeGroupsResponse;
+        create_cell: CreateCellRequest -> CreateCellResponse;
+        take_cell: TakeCellRequest -> TakeCellResponse;
+        release_cell: ReleaseCellRequest -> ReleaseCellResponse;
+        delete_cell: DeleteCellRequest -> DeleteCellResponse;
+        lose_volume_group: LoseVolumeGroupRequest -> LoseVolumeGroupResponse;
         list_nodes: ListNodesRequest -> ListNodesResponse;
         node_status: NodeStatusRequest -> NodeStatusResponse;
         acknowledge_health: AcknowledgeHealthRequest -> AcknowledgeHealthResponse;

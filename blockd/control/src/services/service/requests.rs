@@ -66,7 +66,7 @@ pub(super) fn known_pool(
 
 /// The pool that a request describes.
 #[expect(deprecated, reason = "older clients send size_gb")]
-pub(super) fn wanted_pool(
+pub(crate) fn wanted_pool(
     control: &Control,
     asked: &v1::CreatePoolRequest,
 ) -> Result<PoolConfig, Error> {

@@ -1,0 +1,392 @@
+//! Cells of two hosts that share a simulated array, and of one host in a folder.
+
+use std::sync::Arc;
+
+use blockd_api::v1;
+use blockd_hosts::simulated::Array;
+use blockd_hosts::{CellName, Coordinator as _, Fence as _, HostNumber, Key};
+use blockd_mapper::error::MapperError;
+use tonic::Code;
+
+use super::testing::{Folder, Rig, folder, folder_on_disk};
+
+const GROUP: &str = "san";
+const THIS: HostNumber = HostNumber(1);
+const OTHER: HostNumber = HostNumber(2);
+const OTHER_NODE: &str = "4f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
+const CELL: i64 = 64 << 20;
+
+/// Two hosts with their daemons, and the array that both reach.
+struct Hosts {
+    array: Array,
+    this: Rig,
+    other: Rig,
+    _folder: Folder,
+}
+
+impl Hosts {
+    async fn new() -> Self {
+        let place = folder_on_disk();
+        let array = Array::new(place.path().to_owned(), 1024 << 20);
+        let this = Rig::without_pool(folder()).await;
+        let other = Rig::of_other_node(OTHER_NODE).await;
+        let mut hosts = Self { array, this, other, _folder: place };
+        for (host, is_this) in [(THIS, true), (OTHER, false)] {
+            let rig = if is_this { &mut hosts.this } else { &mut hosts.other };
+            rig.control.0.groups.add_simulated(GROUP, hosts.array.member(host));
+            let request =
+                v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+            let group = rig.client.add_volume_group(request).await.unwrap().into_inner();
+            let group = group.group.unwrap();
+            assert_eq!(group.failure, "");
+            assert_eq!(Key::parse(&group.key).unwrap().host(), host);
+        }
+        hosts
+    }
+
+    /// This host makes a cell, with a volume in it.
+    async fn create(&mut self, cell: &str) {
+        let made = self.this.client.create_cell(creation(cell)).await.unwrap().into_inner();
+        assert!(made.changed);
+        assert_eq!(made.cell.unwrap().state(), v1::CellState::Open);
+        make_volume(&mut self.this, cell, "v").await;
+    }
+
+    /// This host stops at once: nothing is closed in order. Its locks are free.
+    async fn die(&self, cell: &str) {
+        let handle = self.this.control.pool(cell).unwrap();
+        let problem = "the host has died".to_owned();
+        handle.halt(MapperError::Device { name: "host".to_owned(), problem });
+        handle.abandon().await;
+    }
+}
+
+fn creation(name: &str) -> v1::CreateCellRequest {
+    v1::CreateCellRequest {
+        group: GROUP.to_owned(),
+        name: name.to_owned(),
+        device_bytes: CELL,
+        extent_size: 64 << 10,
+    }
+}
+
+fn taking(name: &str, fence: bool) -> v1::TakeCellRequest {
+    v1::TakeCellRequest { group: GROUP.to_owned(), name: name.to_owned(), fence }
+}
+
+fn releasing(name: &str) -> v1::ReleaseCellRequest {
+    v1::ReleaseCellRequest { group: GROUP.to_owned(), name: name.to_owned(), force: false }
+}
+
+async fn make_volume(rig: &mut Rig, pool: &str, name: &str) {
+    let request = v1::CreateVolumeRequest {
+        pool: pool.to_owned(),
+        name: name.to_owned(),
+        size_bytes: 1 << 20,
+        ..Default::default()
+    };
+    rig.client.create_volume(request).await.unwrap();
+}
+
+async fn volumes(rig: &mut Rig, pool: &str) -> Vec<String> {
+    let request = v1::ListVolumesRequest { pool: pool.to_owned(), ..Default::default() };
+    let listed = rig.client.list_volumes(request).await.unwrap().into_inner();
+    listed.volumes.into_iter().map(|volume| volume.name).collect()
+}
+
+async fn group(rig: &mut Rig) -> v1::VolumeGroup {
+    let request = v1::ListVolumeGroupsRequest { name: GROUP.to_owned() };
+    let listed = rig.client.list_volume_groups(request).await.unwrap().into_inner();
+    listed.groups.into_iter().next().unwrap()
+}
+
+async fn states(rig: &mut Rig) -> Vec<(String, v1::CellState, u32)> {
+    let cells = group(rig).await.cells;
+    cells.into_iter().map(|cell| (cell.name.clone(), cell.state(), cell.holder)).collect()
+}
+
+#[tokio::test]
+async fn a_cell_goes_from_host_to_host_with_its_volumes() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let again = hosts.this.client.create_cell(creation("one")).await.unwrap().into_inner();
+    assert!(!again.changed);
+    let held = hosts.other.client.take_cell(taking("one", false)).await.unwrap_err();
+    assert_eq!(held.code(), Code::FailedPrecondition);
+    assert!(held.message().contains("cell one is held by host 1: release it there"), "{held}");
+    let elsewhere = ("one".to_owned(), v1::CellState::Elsewhere, 1);
+    assert_eq!(states(&mut hosts.other).await, [elsewhere]);
+    for changed in [true, false] {
+        let given = hosts.this.client.release_cell(releasing("one")).await.unwrap().into_inner();
+        assert_eq!(given.changed, changed);
+    }
+    assert!(hosts.this.control.known("one").is_err(), "it is known where it is not");
+    for changed in [true, false] {
+        let taken = hosts.other.client.take_cell(taking("one", false)).await.unwrap().into_inner();
+        assert_eq!((taken.changed, taken.fenced_host), (changed, 0));
+    }
+    assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+    let open = ("one".to_owned(), v1::CellState::Open, 2);
+    assert_eq!(states(&mut hosts.other).await, [open]);
+    let error = hosts.this.client.take_cell(taking("one", false)).await.unwrap_err();
+    assert!(error.message().contains("held by host 2"), "{error}");
+}
+
+#[tokio::test]
+async fn a_cell_of_a_dead_host_is_taken_after_a_fence_and_not_by_an_expired_lease() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    // Its lease may have expired or not: a fence is needed, and enough.
+    let error = hosts.other.client.take_cell(taking("one", false)).await.unwrap_err();
+    assert!(error.message().contains("held by host 1"), "an expired lease is no fence: {error}");
+    let taken = hosts.other.client.take_cell(taking("one", true)).await.unwrap().into_inner();
+    assert_eq!((taken.changed, taken.fenced_host), (true, 1));
+    assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+    // The host that was fenced finds that out by itself, and is let nowhere.
+    hosts.this.control.watch_groups().await;
+    assert!(group(&mut hosts.this).await.failure.contains("this host was fenced"));
+    hosts.other.client.release_cell(releasing("one")).await.unwrap();
+    let error = hosts.this.client.take_cell(taking("one", false)).await.unwrap_err();
+    assert!(error.message().contains("this host was fenced"), "{error}");
+}
+
+#[tokio::test]
+async fn a_host_that_was_not_the_one_to_fence_waits_for_the_lease() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.create("two").await;
+    hosts.die("one").await;
+    hosts.die("two").await;
+    let third = hosts.array.member(HostNumber(3));
+    let (own, dead) = (Key::new(HostNumber(3), 7), group(&mut hosts.this).await.key);
+    third.join(own, None).unwrap();
+    assert!(third.fence(own, Key::parse(&dead).unwrap()).unwrap());
+    let array = hosts.array.clone();
+    let expiry = tokio::spawn(async move {
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        array.lapse(THIS);
+    });
+    let taken = hosts.other.client.take_cell(taking("one", true)).await.unwrap().into_inner();
+    assert!(taken.changed && expiry.is_finished(), "the lease was taken before it expired");
+}
+
+#[tokio::test]
+async fn a_host_that_was_fenced_stops_all_of_its_cells_and_registers_no_more() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.create("two").await;
+    let key = Key::parse(&group(&mut hosts.this).await.key).unwrap();
+    let own = Key::parse(&group(&mut hosts.other).await.key).unwrap();
+    hosts.array.member(OTHER).fence(own, key).unwrap();
+    // Also where the fence is met by a call, and not by the watch.
+    let error = hosts.this.client.create_cell(creation("three")).await.unwrap_err();
+    assert!(error.message().contains("this host was fenced"), "{error}");
+    assert!(!hosts.array.member(THIS).is_member(key).unwrap(), "the key is registered again");
+    hosts.this.control.watch_groups().await;
+    for cell in ["one", "two"] {
+        let failure = hosts.this.control.known(cell).unwrap().failure().unwrap_or_default();
+        assert!(failure.contains("is not this host's any more"), "{cell}: {failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_was_restarted_has_a_new_key_in_place_of_its_former_one() {
+    let mut hosts = Hosts::new().await;
+    let before = Key::parse(&group(&mut hosts.this).await.key).unwrap();
+    let known = hosts.this.control.group(GROUP).unwrap();
+    hosts.this.control.0.groups.change(&known, |member| member.forget_boot()).unwrap();
+    let failure = group(&mut hosts.this).await.failure;
+    assert!(failure.contains("has not registered"), "{failure}");
+    hosts.create("one").await;
+    let after = Key::parse(&group(&mut hosts.this).await.key).unwrap();
+    let member = hosts.array.member(THIS);
+    assert!(after != before && member.is_member(after).unwrap());
+    assert!(!member.is_member(before).unwrap(), "both keys are registered");
+}
+
+#[tokio::test]
+async fn a_takeover_that_was_interrupted_goes_on() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    hosts.array.lapse(THIS);
+    // The daemon ended after the fence and the lease, before it opened the pool.
+    let group = hosts.other.control.group(GROUP).unwrap();
+    let name = CellName::parse("one").unwrap();
+    group.fence(THIS).unwrap().unwrap();
+    hosts.other.control.0.groups.change(&group, |member| member.set_taking(&name, true)).unwrap();
+    hosts.array.member(OTHER).acquire(&name).unwrap();
+    let taken = hosts.other.client.take_cell(taking("one", false)).await.unwrap().into_inner();
+    assert!(taken.changed);
+    assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+    assert!(!group.member().is_taking(&name));
+}
+
+#[tokio::test]
+async fn a_free_lease_of_a_cell_that_was_not_closed_is_given_back() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    let name = CellName::parse("one").unwrap();
+    hosts.array.member(THIS).release(&name).unwrap();
+    let error = hosts.other.client.take_cell(taking("one", false)).await.unwrap_err();
+    assert!(error.message().contains("which has not closed it"), "{error}");
+    let free = ("one".to_owned(), v1::CellState::Free, 0);
+    assert_eq!(states(&mut hosts.other).await, [free]);
+}
+
+#[tokio::test]
+async fn open_cells_go_on_while_the_coordinator_is_away() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.array.set_away(true);
+    hosts.this.control.watch_groups().await;
+    make_volume(&mut hosts.this, "one", "w").await;
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v", "w"]);
+    let failure = group(&mut hosts.this).await.failure;
+    assert!(failure.contains("can't be asked now"), "{failure}");
+    for error in [
+        hosts.this.client.create_cell(creation("two")).await.unwrap_err(),
+        hosts.this.client.release_cell(releasing("one")).await.unwrap_err(),
+    ] {
+        assert!(error.message().contains("can't be asked now"), "{error}");
+    }
+    assert!(hosts.this.control.pool("one").is_ok());
+    hosts.array.set_away(false);
+    assert!(hosts.this.client.release_cell(releasing("one")).await.unwrap().into_inner().changed);
+}
+
+#[tokio::test]
+async fn a_cell_grows_from_its_group_and_takes_what_is_left_of_it() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let control = hosts.this.control.clone();
+    let device = control.pool("one").unwrap().devices().remove(0);
+    assert!(control.extend_cell(&device.path, device.size, 0, 16 << 20).await.unwrap());
+    assert_eq!(control.grow_pool("one", 0, None).await.unwrap(), 16 << 20);
+    // 1 GiB at least is more than there is.
+    let size = control.pool("one").unwrap().devices()[0].size;
+    assert!(control.extend_cell(&device.path, size, 0, 0).await.unwrap());
+    assert_eq!(group(&mut hosts.this).await.free_bytes, 0);
+    let error = control.extend_cell(&device.path, 1024 << 20, 0, 0).await.unwrap_err();
+    assert!(error.to_string().contains("volume group san is full"), "{error}");
+}
+
+#[tokio::test]
+async fn a_lost_membership_drops_the_cells_of_its_group_alone() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.this.control.open_pool(&super::testing::memory_pool("default")).await.unwrap();
+    let lose = || v1::LoseVolumeGroupRequest { name: GROUP.to_owned() };
+    let lost = hosts.this.client.lose_volume_group(lose()).await.unwrap().into_inner();
+    assert_eq!((lost.changed, lost.cells), (true, vec!["one".to_owned()]));
+    let lost = hosts.this.client.lose_volume_group(lose()).await.unwrap().into_inner();
+    assert!(!lost.changed && lost.cells.is_empty());
+    assert!(hosts.this.control.pool("one").is_err());
+    assert!(hosts.this.control.pool("default").is_ok());
+    let close = v1::ClosePoolRequest { name: "one".to_owned(), force: true };
+    hosts.this.client.close_pool(close).await.unwrap();
+    let open = v1::OpenPoolRequest { name: "one".to_owned() };
+    let error = hosts.this.client.open_pool(open).await.unwrap_err();
+    assert!(error.message().contains("has lost its membership"), "{error}");
+}
+
+#[tokio::test]
+async fn a_cell_that_a_crash_has_left_half_made_is_made() {
+    let mut hosts = Hosts::new().await;
+    let group = hosts.this.control.group(GROUP).unwrap();
+    let name = CellName::parse("one").unwrap();
+    hosts.this.control.0.groups.change(&group, |member| member.set_making(&name, true)).unwrap();
+    let cell = hosts.array.member(THIS).create(&name, 64 << 20).unwrap();
+    // Its space was another's before.
+    std::os::unix::fs::FileExt::write_all_at(
+        &std::fs::File::options().write(true).open(&cell.path).unwrap(),
+        b"the data of a former cell",
+        4096,
+    )
+    .unwrap();
+    hosts.create("one").await;
+    assert!(!group.member().is_making(&name));
+    // One that another host makes is not touched.
+    hosts.array.member(OTHER).create(&CellName::parse("two").unwrap(), 64 << 20).unwrap();
+    let error = hosts.this.client.create_cell(creation("two")).await.unwrap_err();
+    assert!(error.message().contains("cell two exists"), "{error}");
+}
+
+#[tokio::test]
+async fn a_cell_is_deleted_where_it_is_held_and_with_its_volumes_only_by_force() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let delete =
+        |force| v1::DeleteCellRequest { group: GROUP.to_owned(), name: "one".to_owned(), force };
+    let error = hosts.other.client.delete_cell(delete(true)).await.unwrap_err();
+    assert!(error.message().contains("not held by this host"), "{error}");
+    hosts.this.client.delete_cell(delete(false)).await.unwrap_err();
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+    let deleted = hosts.this.client.delete_cell(delete(true)).await.unwrap().into_inner();
+    assert_eq!((deleted.changed, deleted.deleted_volumes), (true, 1));
+    assert!(!hosts.this.client.delete_cell(delete(true)).await.unwrap().into_inner().changed);
+    assert!(states(&mut hosts.other).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_group_is_removed_without_cells_and_its_key_with_it() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let key = Key::parse(&group(&mut hosts.this).await.key).unwrap();
+    let remove = || v1::RemoveVolumeGroupRequest { name: GROUP.to_owned() };
+    let error = hosts.this.client.remove_volume_group(remove()).await.unwrap_err();
+    assert!(error.message().contains("has cell one: release it first"), "{error}");
+    hosts.this.client.release_cell(releasing("one")).await.unwrap();
+    for changed in [true, false] {
+        let removed = hosts.this.client.remove_volume_group(remove()).await.unwrap().into_inner();
+        assert_eq!(removed.changed, changed);
+    }
+    assert!(!hosts.array.member(THIS).is_member(key).unwrap());
+}
+
+#[tokio::test]
+async fn the_next_start_opens_the_cells_that_are_held_and_forgets_the_others() {
+    let mut rig = Rig::without_pool(folder()).await;
+    let place = folder_on_disk();
+    let request = v1::AddVolumeGroupRequest {
+        name: GROUP.to_owned(),
+        folder: place.path().display().to_string(),
+    };
+    for changed in [true, false] {
+        let added = rig.client.add_volume_group(request.clone()).await.unwrap().into_inner();
+        assert_eq!(added.changed, changed);
+    }
+    for cell in ["one", "two"] {
+        rig.client.create_cell(creation(cell)).await.unwrap();
+    }
+    rig.control.close_pools().await.unwrap();
+    std::fs::remove_file(place.path().join("cell-two")).unwrap();
+    let options = rig.control.0.options.clone();
+    let next = super::Control::new(options, Arc::clone(&rig.data_path) as _).unwrap();
+    next.start_groups().await.unwrap();
+    let remembered: Vec<_> =
+        next.remembered_pools().unwrap().into_iter().map(|config| config.name).collect();
+    assert_eq!(remembered, ["one"]);
+    assert_eq!(next.describe_groups(GROUP).await.unwrap()[0].cells.len(), 1);
+}
+
+#[tokio::test]
+async fn names_and_folders_that_can_not_be_are_refused() {
+    let mut rig = Rig::without_pool(folder()).await;
+    for (name, folder, problem) in [
+        ("", "", "name is"),
+        ("-a", "", "name is"),
+        ("a/b", "", "name is"),
+        ("a", "relative", "an absolute path"),
+        ("a", "/no/such/folder", "does not exist"),
+    ] {
+        let (name, folder) = (name.to_owned(), folder.to_owned());
+        let request = v1::AddVolumeGroupRequest { name, folder };
+        let error = rig.client.add_volume_group(request).await.unwrap_err();
+        assert!(error.message().contains(problem), "{error}");
+    }
+    let error = rig.client.create_cell(creation("one")).await.unwrap_err();
+    assert!(error.message().contains("volume group san does not exist"), "{error}");
+}

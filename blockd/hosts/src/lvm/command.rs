@@ -1,0 +1,131 @@
+//! LVM's commands, and what their errors mean.
+
+use std::process::Command;
+use std::time::Duration;
+
+use blockd_media::program::{self, Ended, Kept};
+
+use crate::cell::CellName;
+use crate::error::HostsError;
+
+/// A command waits for the group's lock, which another host may hold for as long as its own command
+/// takes, and for sanlock, whose IO has a limit of 10 s by default and is repeated.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Reports of 2,000 logical volumes, of some 400 bytes each, with room.
+const MAX_OUTPUT_BYTES: usize = 4 << 20;
+
+/// Runs a program with these words.
+type Run = dyn Fn(&str, &[&str]) -> Result<Ended, program::ProgramError> + Send + Sync;
+
+/// The programs of the operating system, or a test's.
+pub(super) struct Commands(Box<Run>);
+
+impl std::fmt::Debug for Commands {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Commands")
+    }
+}
+
+impl Default for Commands {
+    fn default() -> Self {
+        Self::new(|name, words| {
+            let mut command = Command::new(name);
+            // Messages are matched by their words.
+            command.args(words).env("LC_ALL", "C").env("LVM_SUPPRESS_FD_WARNINGS", "1");
+            let kept = Kept { bytes: MAX_OUTPUT_BYTES, together: false };
+            program::run(command.current_dir("/"), kept, LIMIT)
+        })
+    }
+}
+
+/// A command that did not succeed.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    command: String,
+    problem: Problem,
+}
+
+#[derive(Debug)]
+enum Problem {
+    NotRun(program::ProgramError),
+    Late,
+    Said(String),
+}
+
+/// The words of LVM when the lease of a logical volume is another host's.
+const HELD: [&str; 2] = ["locked by other host", "is locked by another host"];
+/// Its words when the lock manager is not there, or has no lease to give for now.
+const AWAY: [&str; 7] = [
+    "lvmlockd",
+    "lockspace",
+    "sanlock",
+    "lock manager",
+    "lock failed",
+    "lock skipped",
+    "due to failed lock",
+];
+const MISSING: [&str; 2] = ["Failed to find logical volume", "not found"];
+const EXISTING: [&str; 1] = ["already exists"];
+const IN_USE: [&str; 3] = ["in use", "is used by another device", "contains a filesystem in use"];
+
+impl Commands {
+    pub(super) fn new(
+        run: impl Fn(&str, &[&str]) -> Result<Ended, program::ProgramError> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Box::new(run))
+    }
+
+    /// Gives what the command printed.
+    pub(super) fn run(&self, name: &str, words: &[&str]) -> Result<String, Refusal> {
+        let refusal = |problem| {
+            let command = std::iter::once(name).chain(words.iter().copied());
+            Refusal { command: command.collect::<Vec<_>>().join(" "), problem }
+        };
+        match (self.0)(name, words) {
+            Ok(Ended { status: Some(status), output, .. }) if status.success() => Ok(output),
+            Ok(Ended { status: Some(_), output, errors, .. }) => {
+                Err(refusal(Problem::Said(if errors.is_empty() { output } else { errors })))
+            }
+            Ok(_) => Err(refusal(Problem::Late)),
+            Err(error) => Err(refusal(Problem::NotRun(error))),
+        }
+    }
+}
+
+impl Refusal {
+    /// The error of a call about a cell, or about the group.
+    pub(super) fn into_error(self, group: &str, cell: Option<&CellName>) -> HostsError {
+        let Self { command, problem } = self;
+        let group = format!("volume group {group}");
+        let said = match problem {
+            Problem::NotRun(error) => {
+                let source = error.source;
+                return HostsError::Io { what: format!("{} {command}", error.what), source };
+            }
+            Problem::Late => {
+                let problem = format!("`{command}` did not end within {} s", LIMIT.as_secs());
+                return HostsError::Away { group, problem };
+            }
+            Problem::Said(said) => said,
+        };
+        let has = |parts: &[&str]| parts.iter().any(|part| said.contains(part));
+        let last = last_words(&said);
+        match cell.cloned() {
+            Some(cell) if has(&HELD) => HostsError::Held { cell, by: None },
+            _ if has(&AWAY) => HostsError::Away { group, problem: last },
+            Some(cell) if has(&IN_USE) => HostsError::InUse { cell },
+            Some(cell) if has(&EXISTING) => HostsError::Exists { cell, group },
+            Some(cell) if has(&MISSING) => HostsError::NotFound { cell, group },
+            _ => HostsError::Command { command, problem: last },
+        }
+    }
+}
+
+/// The lines of a message as one, without those that only warn.
+fn last_words(said: &str) -> String {
+    const MAX_CHARS: usize = 300;
+    let lines = said.lines().map(str::trim).filter(|line| !line.is_empty());
+    let text = lines.filter(|line| !line.starts_with("WARNING")).collect::<Vec<_>>().join("; ");
+    let text = if text.is_empty() { said.trim().replace('\n', "; ") } else { text };
+    text.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
+}

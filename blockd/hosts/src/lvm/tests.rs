@@ -1,0 +1,184 @@
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_media::program::Ended;
+use parking_lot::Mutex;
+
+use super::*;
+
+const GROUP: &str = r#"{"report":[{"vg":[
+  {"vg_name":"san","vg_size":"1073741824","vg_free":"536870912","vg_extent_size":"4194304",
+   "vg_lock_type":"sanlock","vg_tags":"blockd.key.1.0xb1000100000007,site,blockd.key.2.0xb1000200000009",
+   "pv_name":"/dev/sda"},
+  {"vg_name":"san","vg_size":"1073741824","vg_free":"536870912","vg_extent_size":"4194304",
+   "vg_lock_type":"sanlock","vg_tags":"","pv_name":"/dev/sdb"}]}]}"#;
+
+const VOLUMES: &str = r#"{"report":[{"lv":[
+  {"lv_name":"cell-two","lv_uuid":"a-b-c","lv_size":"8388608","lv_active_locally":"",
+   "lv_path":"/dev/san/cell-two","lv_lockargs":"1.0.0:70254592"},
+  {"lv_name":"root","lv_uuid":"d-e-f","lv_size":"4194304","lv_active_locally":"active locally",
+   "lv_path":"/dev/san/root","lv_lockargs":"1.0.0:71303168"},
+  {"lv_name":"cell-one","lv_uuid":"g-h-i","lv_size":"4194304",
+   "lv_active_locally":"active locally","lv_path":"/dev/san/cell-one",
+   "lv_lockargs":"1.0.0:72351744"}]}]}"#;
+
+const LEADER: &str = "\
+magic 0x6152010
+space_name lvm_san
+resource_name a-b-c
+owner_id 2
+owner_generation 1
+timestamp 4711
+";
+
+/// A group whose commands print these texts, by the beginnings of their lines; others end with code
+/// 5 and this text. Gives the group and the lines that were run.
+fn group(
+    answers: &'static [(&'static str, &'static str)],
+    error: &'static str,
+) -> (Lvm, Arc<Mutex<Vec<String>>>) {
+    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+    let run = Arc::clone(&lines);
+    let commands = Commands::new(move |name, words| {
+        let line = format!("{name} {}", words.join(" "));
+        let answer = answers.iter().find(|(start, _)| line.starts_with(start));
+        run.lock().push(line);
+        let code = if answer.is_some() { 0 } else { 5 };
+        Ok(Ended {
+            status: Some(ExitStatus::from_raw(code << 8)),
+            output: answer.map(|(_, text)| (*text).to_owned()).unwrap_or_default(),
+            errors: if answer.is_some() { String::new() } else { error.to_owned() },
+            took: Duration::ZERO,
+        })
+    });
+    (Lvm { name: "san".to_owned(), commands }, lines)
+}
+
+fn cell(text: &str) -> CellName {
+    CellName::parse(text).unwrap()
+}
+
+#[test]
+fn a_group_names_its_devices_and_the_keys_of_its_hosts() {
+    let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "2")], "");
+    let found = lvm.look().unwrap();
+    assert_eq!(found.host, HostNumber(2));
+    assert_eq!(found.devices, ["/dev/sda", "/dev/sdb"].map(PathBuf::from));
+    assert_eq!(lvm.key_of(HostNumber(1)).unwrap(), Some(Key::new(HostNumber(1), 7)));
+    assert_eq!(lvm.key_of(HostNumber(3)).unwrap(), None);
+    assert_eq!(lvm.space().unwrap(), Space { total: 1 << 30, free: 1 << 29 });
+}
+
+#[test]
+fn a_group_that_is_not_shared_and_a_host_without_a_number_are_refused() {
+    const LOCAL: &str = r#"{"report":[{"vg":[{"vg_size":"1","vg_free":"1","vg_extent_size":"1",
+        "vg_lock_type":"","vg_tags":"","pv_name":"/dev/sda"}]}]}"#;
+    let (lvm, _) = group(&[("vgs", LOCAL), ("lvmconfig", "2")], "");
+    let error = lvm.look().unwrap_err().to_string();
+    assert!(error.contains("has the lock type none: make it shared"), "{error}");
+    let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "0")], "");
+    let error = lvm.look().unwrap_err().to_string();
+    assert!(error.contains("set local/host_id"), "{error}");
+}
+
+#[test]
+fn a_hosts_key_takes_the_place_of_its_former_ones() {
+    let (lvm, lines) = group(&[("vgs", GROUP), ("vgchange", "")], "");
+    lvm.publish_key(Key::new(HostNumber(2), 10)).unwrap();
+    let change = "vgchange --yes --deltag blockd.key.2.0xb1000200000009 \
+                  --addtag blockd.key.2.0xb100020000000a san";
+    assert_eq!(lines.lock().last().unwrap(), change);
+    lvm.publish_key(Key::new(HostNumber(2), 9)).unwrap();
+    assert!(lines.lock().last().unwrap().starts_with("vgs"), "nothing is changed");
+}
+
+#[test]
+fn cells_are_those_volumes_that_have_the_prefix_and_their_leases_say_who_has_them() {
+    let (lvm, lines) = group(&[("lvs", VOLUMES), ("sanlock", LEADER)], "");
+    let cells = lvm.cells().unwrap();
+    let seen: Vec<_> = cells.iter().map(|one| (one.name.as_str(), one.size, one.holder)).collect();
+    let other = Holder::Other(HostNumber(2));
+    assert_eq!(seen, [("one", 4 << 20, Holder::This), ("two", 8 << 20, other)]);
+    let asked = "sanlock direct read_leader -r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592";
+    assert_eq!(lines.lock().last().unwrap(), asked);
+    assert_eq!(lvm.cell_at(&cells[0].path), Some(cell("one")));
+    for other in ["/dev/san/root", "/dev/other/cell-one", "/dev/san/cell-one/x", "cell-one"] {
+        assert_eq!(lvm.cell_at(Path::new(other)), None, "{other}");
+    }
+    // A lease that was given back keeps the name of its last owner.
+    let free = LEADER.replace("4711", "0");
+    assert_eq!(lease::owner(&free), None);
+    let (lvm, _) = group(&[("lvs", VOLUMES)], "sanlock is not there");
+    assert_eq!(lvm.cells().unwrap()[1].holder, Holder::NotThis);
+}
+
+#[test]
+fn what_lvm_says_is_understood() {
+    let held = "LV locked by other host: san/cell-two\n  Failed to lock logical volume.";
+    let (lvm, _) = group(&[("lvs", VOLUMES), ("sanlock", LEADER)], held);
+    let error = lvm.acquire(&cell("two")).unwrap_err();
+    assert_eq!(error.to_string(), "cell two is held by host 2");
+    let away = "WARNING: lvmlockd process is not running.\n  Global lock failed: check that \
+                lvmlockd is running.";
+    let (lvm, _) = group(&[], away);
+    let error = lvm.acquire(&cell("two")).unwrap_err();
+    assert!(matches!(&error, HostsError::Away { .. }), "{error}");
+    assert!(error.to_string().contains("Global lock failed"), "{error}");
+    let busy = "Retrying sh lock on VG san\n  VG san lock skipped: held by other host.\n  Cannot \
+                access VG san due to failed lock.";
+    let (lvm, _) = group(&[], busy);
+    let error = lvm.acquire(&cell("two")).unwrap_err();
+    assert!(matches!(error, HostsError::Away { .. }), "another host has the group's lock: {error}");
+    let (lvm, _) = group(&[], "Failed to find logical volume \"san/cell-no\"");
+    let error = lvm.release(&cell("no")).unwrap_err();
+    assert!(matches!(error, HostsError::NotFound { .. }), "{error}");
+    let (lvm, _) = group(&[], "Logical volume san/cell-one in use.");
+    let error = lvm.release(&cell("one")).unwrap_err();
+    assert!(matches!(error, HostsError::InUse { .. }), "{error}");
+    let (lvm, _) = group(&[], "something new\n  on two lines");
+    let error = lvm.release(&cell("one")).unwrap_err().to_string();
+    assert_eq!(error, "lvchange -an san/cell-one: something new; on two lines");
+}
+
+#[test]
+fn a_cell_is_made_for_this_host_alone_and_grows_only_where_it_is_held() {
+    let (lvm, lines) = group(&[("vgs", GROUP), ("lvcreate", ""), ("lvs", VOLUMES)], "");
+    lvm.create(&cell("one"), (4 << 20) - 1).unwrap();
+    let made = "lvcreate --yes -aey -Wy -L 4194304b -n cell-one san";
+    assert!(lines.lock().iter().any(|line| line == made), "{:?}", lines.lock());
+    let error = lvm.create(&cell("one"), 1 << 30).unwrap_err().to_string();
+    assert!(error.contains("no space: 1073741824 bytes needed, 536870912 bytes free"), "{error}");
+    let (lvm, lines) = group(&[("lvextend", ""), ("lvs", VOLUMES)], "");
+    assert_eq!(lvm.extend(&cell("one"), 1 << 20).unwrap(), 4 << 20);
+    assert!(matches!(lvm.extend(&cell("two"), 1 << 30), Err(HostsError::NotHeld { .. })));
+    assert!(!lines.lock().iter().any(|line| line.starts_with("lvextend")));
+    lvm.extend(&cell("one"), 8 << 20).unwrap();
+    assert!(lines.lock().iter().any(|line| line == "lvextend --yes -L 8388608b san/cell-one"));
+}
+
+#[test]
+fn a_lease_is_freed_where_the_fenced_host_has_it_alone() {
+    let answers = &[("lvs", VOLUMES), ("sanlock direct read", LEADER), ("sanlock direct init", "")];
+    let (lvm, lines) = group(answers, "");
+    lvm.free(&cell("two"), HostNumber(1)).unwrap();
+    assert!(!lines.lock().iter().any(|line| line.contains(" init ")), "it is another host's");
+    lvm.free(&cell("two"), HostNumber(2)).unwrap();
+    let freed = "sanlock direct init -r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592";
+    assert_eq!(lines.lock().last().unwrap(), freed);
+}
+
+#[test]
+fn a_host_that_is_cut_off_replaces_the_tables_of_its_cells_only() {
+    const NAMES: &str = "san-cell--one\t(254:3)\nsan-root\t(254:1)\nother-cell--one\t(254:4)\n";
+    let answers = &[("dmsetup ls", NAMES), ("dmsetup wipe_table", ""), ("lvmlockctl", "")];
+    let (lvm, lines) = group(answers, "");
+    lvm.cut_off().unwrap();
+    let wiped = "dmsetup wipe_table --force --noflush --nolockfs san-cell--one";
+    assert_eq!(*lines.lock(), ["dmsetup ls", wiped, "lvmlockctl --drop san"]);
+    // The leases stay where the devices do.
+    let (lvm, lines) = group(&[("dmsetup ls", NAMES)], "busy");
+    lvm.cut_off().unwrap_err();
+    assert_eq!(*lines.lock(), ["dmsetup ls", wiped]);
+}

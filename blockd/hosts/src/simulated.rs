@@ -1,0 +1,281 @@
+//! An array in memory that several hosts of one test reach, with its coordinator: leases, keys, and
+//! an administrator who can take the coordinator away. Cells are files, so that pools can be on
+//! them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::cell::{Cell, CellName, Holder, HostNumber};
+use crate::coordinator::{Coordinator, Space};
+use crate::error::HostsError;
+use crate::fence::{Fence, Key};
+
+const NAME: &str = "the simulated group";
+
+/// The array with its directory. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Array(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    folder: PathBuf,
+    total: u64,
+    cells: BTreeMap<CellName, Entry>,
+    /// Registered with the devices.
+    keys: BTreeSet<Key>,
+    /// In the directory.
+    published: BTreeMap<HostNumber, Key>,
+    is_away: bool,
+    /// Hosts whose membership the coordinator has ended: their leases may be taken.
+    lapsed: BTreeSet<HostNumber>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    size: u64,
+    holder: Option<HostNumber>,
+}
+
+/// One host's view of the array.
+#[derive(Clone, Debug)]
+pub struct Member {
+    array: Array,
+    host: HostNumber,
+}
+
+impl Array {
+    /// An array of this size with its files in a folder.
+    #[must_use]
+    pub fn new(folder: PathBuf, total: u64) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            folder,
+            total,
+            cells: BTreeMap::new(),
+            keys: BTreeSet::new(),
+            published: BTreeMap::new(),
+            is_away: false,
+            lapsed: BTreeSet::new(),
+        })))
+    }
+
+    /// The view of one host, which is coordinator and fence.
+    #[must_use]
+    pub fn member(&self, host: HostNumber) -> Member {
+        Member { array: self.clone(), host }
+    }
+
+    /// The coordinator stops or starts to answer. Devices work all the while.
+    pub fn set_away(&self, is_away: bool) {
+        self.0.lock().is_away = is_away;
+    }
+
+    /// A host did not renew its membership.
+    pub fn lapse(&self, host: HostNumber) {
+        self.0.lock().lapsed.insert(host);
+    }
+}
+
+impl State {
+    fn cell(&self, name: &CellName, entry: &Entry, seen_by: HostNumber) -> Cell {
+        let holder = match entry.holder {
+            Some(host) if host == seen_by => Holder::This,
+            Some(host) => Holder::Other(host),
+            None => Holder::NotThis,
+        };
+        let path = self.folder.join(format!("cell-{name}"));
+        Cell { name: name.clone(), size: entry.size, path, holder }
+    }
+
+    fn free(&self) -> u64 {
+        let used: u64 = self.cells.values().map(|one| one.size).sum();
+        self.total.saturating_sub(used)
+    }
+}
+
+impl Member {
+    /// The host whose view this is.
+    #[must_use]
+    pub const fn host(&self) -> HostNumber {
+        self.host
+    }
+
+    fn with<T>(
+        &self,
+        call: impl FnOnce(&mut State) -> Result<T, HostsError>,
+    ) -> Result<T, HostsError> {
+        let mut state = self.array.0.lock();
+        if state.is_away {
+            let (group, problem) = (NAME.to_owned(), "it was taken away".to_owned());
+            return Err(HostsError::Away { group, problem });
+        }
+        call(&mut state)
+    }
+
+    /// The entry of a cell, which this host has.
+    fn held<'a>(&self, state: &'a State, name: &CellName) -> Result<&'a Entry, HostsError> {
+        let entry = state.cells.get(name).ok_or_else(|| not_found(name))?;
+        match entry.holder == Some(self.host) {
+            true => Ok(entry),
+            false => Err(HostsError::NotHeld { cell: name.clone() }),
+        }
+    }
+}
+
+fn not_found(name: &CellName) -> HostsError {
+    HostsError::NotFound { cell: name.clone(), group: NAME.to_owned() }
+}
+
+fn io(what: &str) -> impl FnOnce(std::io::Error) -> HostsError + use<> {
+    let what = what.to_owned();
+    move |source| HostsError::Io { what, source }
+}
+
+impl Coordinator for Member {
+    fn cells(&self) -> Result<Vec<Cell>, HostsError> {
+        self.with(|state| {
+            let cell = |(name, entry)| state.cell(name, entry, self.host);
+            Ok(state.cells.iter().map(cell).collect())
+        })
+    }
+
+    fn cell_at(&self, path: &Path) -> Option<CellName> {
+        let name = path.strip_prefix(&self.array.0.lock().folder).ok()?.to_str()?.to_owned();
+        CellName::parse(name.strip_prefix("cell-")?)
+    }
+
+    fn publish_key(&self, key: Key) -> Result<(), HostsError> {
+        self.with(|state| {
+            state.published.insert(key.host(), key);
+            Ok(())
+        })
+    }
+
+    fn key_of(&self, host: HostNumber) -> Result<Option<Key>, HostsError> {
+        self.with(|state| Ok(state.published.get(&host).copied()))
+    }
+
+    fn space(&self) -> Result<Space, HostsError> {
+        self.with(|state| Ok(Space { total: state.total, free: state.free() }))
+    }
+
+    fn create(&self, name: &CellName, bytes: u64) -> Result<Cell, HostsError> {
+        self.with(|state| {
+            if state.cells.contains_key(name) {
+                let (cell, group) = (name.clone(), NAME.to_owned());
+                return Err(HostsError::Exists { cell, group });
+            }
+            let free = state.free();
+            if bytes > free {
+                return Err(HostsError::NoSpace { group: NAME.to_owned(), needed: bytes, free });
+            }
+            let entry = Entry { size: bytes, holder: Some(self.host) };
+            let cell = state.cell(name, &entry, self.host);
+            let file = OpenOptions::new().write(true).create(true).truncate(true).open(&cell.path);
+            file.and_then(|file| file.set_len(bytes)).map_err(io("make a cell"))?;
+            state.cells.insert(name.clone(), entry);
+            Ok(cell)
+        })
+    }
+
+    fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
+        self.with(|state| {
+            let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
+            if let Some(by) = entry.holder.filter(|by| *by != self.host)
+                && !state.lapsed.contains(&by)
+            {
+                return Err(HostsError::Held { cell: name.clone(), by: Some(by) });
+            }
+            entry.holder = Some(self.host);
+            Ok(state.cell(name, &state.cells[name], self.host))
+        })
+    }
+
+    fn free(&self, name: &CellName, of: HostNumber) -> Result<(), HostsError> {
+        self.with(|state| {
+            let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
+            entry.holder = entry.holder.filter(|holder| *holder != of);
+            Ok(())
+        })
+    }
+
+    fn release(&self, name: &CellName) -> Result<(), HostsError> {
+        self.with(|state| {
+            let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
+            if entry.holder == Some(self.host) {
+                entry.holder = None;
+            }
+            Ok(())
+        })
+    }
+
+    fn extend(&self, name: &CellName, bytes: u64) -> Result<u64, HostsError> {
+        self.with(|state| {
+            let entry = self.held(state, name)?;
+            let (present, free) = (entry.size, state.free());
+            if present >= bytes {
+                return Ok(present);
+            }
+            let needed = bytes - present;
+            if needed > free {
+                return Err(HostsError::NoSpace { group: NAME.to_owned(), needed, free });
+            }
+            let path = state.cell(name, entry, self.host).path;
+            let file = OpenOptions::new().write(true).open(path);
+            file.and_then(|file| file.set_len(bytes)).map_err(io("extend a cell"))?;
+            state.cells.entry(name.clone()).and_modify(|entry| entry.size = bytes);
+            Ok(bytes)
+        })
+    }
+
+    fn remove(&self, name: &CellName) -> Result<(), HostsError> {
+        self.with(|state| {
+            let entry = self.held(state, name)?;
+            let path = state.cell(name, entry, self.host).path;
+            fs::remove_file(path).map_err(io("remove a cell"))?;
+            state.cells.remove(name);
+            Ok(())
+        })
+    }
+
+    fn cut_off(&self) -> Result<(), HostsError> {
+        Ok(())
+    }
+}
+
+impl Fence for Member {
+    fn join(&self, key: Key, former: Option<Key>) -> Result<(), HostsError> {
+        let keys = &mut self.array.0.lock().keys;
+        // As NVMe does it: a host has one key, and only names it to replace it.
+        let own = keys.iter().copied().find(|one| one.host() == self.host && *one != key);
+        if own.is_some() && own != former {
+            let problem = "refuses the registration of this host's key".to_owned();
+            return Err(HostsError::Unsuitable { group: NAME.to_owned(), problem });
+        }
+        own.into_iter().for_each(|own| {
+            keys.remove(&own);
+        });
+        keys.insert(key);
+        Ok(())
+    }
+
+    fn is_member(&self, key: Key) -> Result<bool, HostsError> {
+        Ok(self.array.0.lock().keys.contains(&key))
+    }
+
+    fn fence(&self, own: Key, other: Key) -> Result<bool, HostsError> {
+        let mut state = self.array.0.lock();
+        if !state.keys.contains(&own) {
+            return Err(HostsError::Fenced { group: NAME.to_owned() });
+        }
+        Ok(state.keys.remove(&other))
+    }
+
+    fn leave(&self, key: Key) -> Result<(), HostsError> {
+        self.array.0.lock().keys.remove(&key);
+        Ok(())
+    }
+}
