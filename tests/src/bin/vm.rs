@@ -73,10 +73,16 @@ enum Workload {
 enum Hosts {
     /// The array refuses the writes of a host whose key was removed, and no others
     Fence(HostsArguments),
-    /// Both hosts take one volume at the same moment
+    /// Both hosts take one cell at the same moment
     Race(HostsArguments),
-    /// A host stands still, is fenced and goes on: its volume is the other host's
+    /// A host stands still, is fenced and goes on: its cell is the other host's
     Freeze(HostsArguments),
+    /// A host loses its power while it writes, and the other one takes its cell
+    Reset(HostsArguments),
+    /// A cell goes from host to host, with all that was answered
+    Handover(HostsArguments),
+    /// The lock manager of a host dies while one of its cells is written full
+    CoordinatorAway(HostsArguments),
     /// Lines of shell, each with its output, its end and its time
     Script {
         /// The kernel: 6.12 with iSCSI, or 7 with NVMe over TCP.
@@ -184,6 +190,8 @@ enum Inside {
         what: String,
         /// The host that they name.
         owner: u64,
+        /// The last write that was flushed.
+        last: Option<u64>,
     },
     Neighbours {
         #[arg(long)]
@@ -302,7 +310,9 @@ fn run(arguments: &Arguments) -> Result<()> {
             Inside::Safety { short } => workload::safety::inside(*short),
             Inside::Neighbours { short } => workload::neighbours::inside(*short),
             Inside::Reservation { disk, words } => workload::hosts::reservation(disk, words),
-            Inside::Blocks { device, what, owner } => workload::hosts::blocks(device, what, *owner),
+            Inside::Blocks { device, what, owner, last } => {
+                workload::hosts::blocks(device, what, *owner, *last)
+            }
             Inside::SafetyHost => workload::safety::host(),
             Inside::Space => workload::space::inside(*seed),
             Inside::SpaceBeside => workload::space::inside_beside(*seed),
@@ -346,6 +356,11 @@ fn hosts(what: &Hosts) -> Result<()> {
         Hosts::Fence(form) => rounds("fence", form, workload::hosts::fence),
         Hosts::Race(form) => rounds("race", form, workload::hosts::race),
         Hosts::Freeze(form) => rounds("freeze", form, workload::hosts::freeze),
+        Hosts::Reset(form) => rounds("reset", form, workload::hosts::reset),
+        Hosts::Handover(form) => rounds("handover", form, workload::hosts::handover),
+        Hosts::CoordinatorAway(form) => {
+            rounds("coordinator-away", form, workload::hosts::coordinator_away)
+        }
         Hosts::Script { kernel, lines } => hosts_script(kernel, lines),
     }
 }

@@ -1,4 +1,4 @@
-//! A host stands still while it writes. The other one fences it, takes its volume and writes; the
+//! A host stands still while it writes. The other one fences it, takes its cell and writes; the
 //! first goes on, and none of its writes lands.
 
 use std::time::Duration;
@@ -19,37 +19,33 @@ const LATE: Duration = Duration::from_secs(1);
 /// When a byte of the frozen host lands, or it does not notice.
 pub fn freeze(part: &Part) -> Result<String> {
     let mut lab = Lab::start(&part.run)?;
-    lab.share()?;
-    lab.register()?;
-    lab.hosts[0].ok("lvcreate -an -Zn -Wn -L 16M -n cell vg")?;
-    let mut slowest = 0.0_f64;
+    lab.serve()?;
+    let (mut owner, mut slowest) = (0, 0.0_f64);
     part.each(|_, rng| {
-        let victim = usize::from(rng.bool());
+        let victim = lab.give(owner, rng)?;
         let other = 1 - victim;
-        lab.hosts[victim].ok("lvchange -aey vg/cell && blocks /dev/vg/cell fill")?;
-        lab.hosts[victim].send("blocks /dev/vg/cell on")?;
+        lab.hosts[victim].ok("attach && blocks $VOLUME fill")?;
+        lab.hosts[victim].send("blocks $VOLUME on")?;
         std::thread::sleep(Duration::from_millis(rng.u64(..2_000)));
         lab.hosts[victim].running().freeze()?;
         std::thread::sleep(Duration::from_millis(rng.u64(FROZEN_MILLIS)));
-        let refused = lab.hosts[other].run("lvchange -aey vg/cell")?;
-        ensure!(refused.status != 0, "the volume of a host that is not fenced was taken");
-        lab.fence(victim)?;
-        let id = victim + 1;
-        let taken = lab.hosts[other].run(&format!("take_over cell {id}"))?;
-        ensure!(taken.status == 0, "the takeover: {}", taken.text);
-        slowest = slowest.max(taken.seconds);
-        lab.hosts[other].ok("blocks /dev/vg/cell fill")?;
+        let refused = lab.hosts[other].run("blockd cell take vg/one")?;
+        ensure!(refused.status != 0, "the cell of a host that is not fenced was taken");
+        slowest = slowest.max(lab.take_over(other)?);
+        lab.hosts[other].ok("attach && blocks $VOLUME fill")?;
         lab.hosts[victim].running().thaw()?;
         let noticed = lab.hosts[victim].answer()?;
         ensure!(noticed.status == 0, "the host that was frozen: {}", noticed.text);
         std::thread::sleep(LATE);
-        lab.hosts[other].ok("blocks /dev/vg/cell verify && lvchange -an vg/cell")?;
-        lab.reboot(victim)
+        lab.hosts[other].ok("blocks $VOLUME verify && detach")?;
+        owner = other;
+        lab.hosts[victim].cut()?;
+        lab.boot(victim)
     })?;
     lab.end()?;
     Ok(format!(
-        "{} hosts frozen under load and fenced: no byte of theirs landed; slowest takeover after \
-         the fence {slowest:.1} s",
+        "{} hosts frozen under load and fenced: no byte of theirs landed; slowest takeover \
+         {slowest:.1} s",
         part.rounds
     ))
 }

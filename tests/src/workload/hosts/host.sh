@@ -35,15 +35,23 @@ END
 # reservation register KEY, reserve KEY, fence KEY VICTIM: of the shared disk.
 reservation() { /usr/bin/workload inside --seed 0 reservation "$DISK" "$@"; }
 
-# blocks DEVICE once|fill|verify|on: blocks that say that this host wrote them.
-blocks() { /usr/bin/workload inside --seed 0 blocks "$1" "$2" "${3:-$HOST_ID}"; }
+# blocks DEVICE once|fill|write|verify|since|on|flushing [HOST [LAST]]: blocks that say who wrote
+# them; this host without a word.
+blocks() {
+    device=$1 what=$2 owner=${3:-$HOST_ID}
+    if [ $# -gt 3 ]; then shift 3; else shift $#; fi
+    /usr/bin/workload inside --seed 0 blocks "$device" "$what" "$owner" "$@"
+}
 
 # locks: the watchdog's daemon, sanlock and lvmlockd.
 locks() {
     mkdir -p /run/wdmd /run/sanlock /run/lvm /run/lock/lvm /etc/lvm /etc/sanlock /var/log
     put "local { host_id = $HOST_ID }" /etc/lvm/lvmlocal.conf
     cat >/etc/lvm/lvm.conf <<END
-global { use_lvmlockd = 1 event_activation = 0 use_lvmpolld = 0 $KILL }
+global {
+    use_lvmlockd = 1 event_activation = 0 use_lvmpolld = 0
+    lvmlockctl_kill_command = "/usr/bin/blockd node lost"
+}
 activation { udev_sync = 0 udev_rules = 0 monitoring = 0 }
 devices {
     use_devicesfile = 0 obtain_device_list_from_udev = 0 external_device_info_source = "none"
@@ -62,17 +70,38 @@ END
     wdmd -G root || return
     # With a name that stays, a host that boots again does not wait for its own lease to expire.
     sanlock daemon -U root -G root -e "$NAME" || return
-    # What it holds is found again when it is started anew.
-    lvmlockd --adopt 1 --sanlock-timeout "$IO_TIMEOUT"
+    lock_manager
 }
 
-# take_over VOLUME HOST: what the lease of a fenced host stands for is over, so it is made anew. A
-# lease of another host is left alone.
-take_over() {
-    lease=lvm_vg:$(volume lv_uuid "$1"):/dev/mapper/vg-lvmlock:$(volume lv_lockargs "$1" | cut -d: -f2)
-    sanlock direct read_leader -r "$lease" | grep -qx "owner_id $2" || return
-    sanlock direct init -r "$lease" && lvchange -aey "vg/$1"
+# lock_manager: lvmlockd, which finds the leases again that it had before it died.
+lock_manager() { lvmlockd --adopt 1 --sanlock-timeout "$IO_TIMEOUT"; }
+
+# serve: the daemon, until it answers. Its own pool is one in memory, and is not used.
+serve() {
+    mkdir -p /etc/blockd /run/blockd /var/lib/blockd
+    cat >/etc/blockd/blockd.toml <<END
+runtime_dir = "/run/blockd"
+state_dir = "/var/lib/blockd"
+[[pool]]
+name = "default"
+path = "/tmp/pool"
+size = "64M"
+volatile = true
+END
+    blockd serve --config /etc/blockd/blockd.toml >>/var/log/blockd 2>&1 &
+    daemon=$!
+    while kill -0 "$daemon" 2>/dev/null; do
+        if blockd vg list >/dev/null 2>&1; then return; fi
+        sleep 0.2
+    done
+    tail -20 /var/log/blockd
+    return 1
 }
 
-# volume FIELD VOLUME
-volume() { lvs --noheadings -o "$1" "vg/$2" 2>/dev/null | tr -d ' '; }
+# join: the volume group that the other host has made.
+join() { serve && blockd vg add vg && vgchange --lockstart vg; }
+
+# The volume of the cell `one`.
+VOLUME=/dev/blockd/one/vol
+attach() { blockd attach --ublk one/vol >/dev/null && [ -b "$VOLUME" ]; }
+detach() { blockd detach one/vol >/dev/null; }

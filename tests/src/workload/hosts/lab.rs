@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow};
 use blockd_testkit::folder::Folder;
+use blockd_testkit::tools;
 
 use super::super::{INSIDE, Run, sparse};
 use super::machine::Machine;
@@ -55,15 +56,38 @@ impl Lab {
         Ok(Self { array, hosts, network, run: *run, keys: [1, 2], _folder: folder })
     }
 
-    /// Starts the lock managers, and makes a volume group that both hosts use.
-    pub(super) fn share(&mut self) -> Result<()> {
-        for host in &mut self.hosts {
-            host.ok("locks")?;
-        }
-        let [a, b] = &mut self.hosts;
-        a.ok("vgcreate --shared vg $DISK")?;
-        b.ok("vgchange --lockstart vg")?;
+    /// Starts lock managers and daemons, and makes a volume group of the disk. In it is a cell
+    /// `one`, which the first host has, with a volume. A host registers its key before its lock
+    /// manager writes: the reservation of the first one keeps all others from the disk.
+    pub(super) fn serve(&mut self) -> Result<()> {
+        self.hosts[0].ok("locks && vgcreate --shared vg $DISK")?;
+        self.hosts[0].ok("serve && blockd vg add vg")?;
+        self.hosts[1].ok("locks && join")?;
+        let host = &mut self.hosts[0];
+        host.ok("blockd cell create --size 64M vg/one")?;
+        host.ok("blockd add --ublk --pool one --size 16M vol && blocks $VOLUME fill 1 && detach")?;
         Ok(())
+    }
+
+    /// Draws one of the hosts. If the other one has the cell, it is handed over.
+    pub(super) fn give(&mut self, owner: usize, rng: &mut fastrand::Rng) -> Result<usize> {
+        let drawn = usize::from(rng.bool());
+        if drawn != owner {
+            self.hosts[owner].ok("blockd cell release vg/one")?;
+            self.hosts[drawn].ok("blockd cell take vg/one")?;
+        }
+        Ok(drawn)
+    }
+
+    /// Lets a host fence the other one and take its cell, and returns the seconds that it took.
+    pub(super) fn take_over(&mut self, host: usize) -> Result<f64> {
+        self.hosts[host].seconds("blockd cell take --fence vg/one")
+    }
+
+    /// Boots a host whose power was cut, until its daemon serves.
+    pub(super) fn boot(&mut self, number: usize) -> Result<()> {
+        self.hosts[number] = host(&self.run, &self.network, number + 1)?;
+        self.hosts[number].ok("storage && locks && join").map(|_| ())
     }
 
     /// Registers a key of each host, and makes the reservation.
@@ -86,16 +110,6 @@ impl Lab {
         self.keys[number] = self.keys[0].max(self.keys[1]) + 1;
         let key = self.keys[number];
         self.hosts[number].ok(&format!("reservation register {key}")).map(|_| ())
-    }
-
-    /// Cuts a host's power and boots it, until it has the volume group again.
-    pub(super) fn reboot(&mut self, number: usize) -> Result<()> {
-        self.hosts[number].cut()?;
-        self.hosts[number] = host(&self.run, &self.network, number + 1)?;
-        self.hosts[number].ok("storage")?;
-        self.register_anew(number)?;
-        self.hosts[number].ok("locks")?;
-        self.hosts[number].ok("vgchange --lockstart vg").map(|_| ())
     }
 
     /// The array, then the hosts.
@@ -163,10 +177,11 @@ fn host(run: &Run, network: &Network, id: usize) -> Result<Machine> {
         Which::Older => &["iscsi_tcp", "sd_mod"],
         Which::Newer => &["nvme-tcp"],
     };
-    let vm = vm.modules(modules).modules(&["dm-mod", "softdog"]).packages(&PACKAGES).file(
-        &std::env::current_exe()?,
-        INSIDE,
-        true,
-    );
+    let vm = vm
+        .modules(modules)
+        .modules(&["dm-mod", "softdog", "ublk_drv"])
+        .program(&tools::blockd()?)
+        .packages(&PACKAGES)
+        .file(&std::env::current_exe()?, INSIDE, true);
     Machine::boot(name, &vm, &format!("{script}{}", include_str!("host.sh")))
 }

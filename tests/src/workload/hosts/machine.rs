@@ -87,9 +87,15 @@ impl Machine {
         Ok(text)
     }
 
-    /// Cuts the power.
-    pub(super) fn cut(&mut self) -> Result<()> {
-        self.running.cut().with_context(|| self.name.clone()).map(|_| ())
+    /// The same, and returns the seconds that it took.
+    pub(super) fn seconds(&mut self, line: &str) -> Result<f64> {
+        self.ok(line)?;
+        Ok(self.started.elapsed().as_secs_f64())
+    }
+
+    /// Cuts the power, and returns everything that was printed.
+    pub(super) fn cut(&mut self) -> Result<String> {
+        Ok(self.running.cut().with_context(|| self.name.clone())?.text)
     }
 
     /// The machine itself.
