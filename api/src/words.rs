@@ -103,7 +103,8 @@ words! {
         Full => Some("full"),
     }
     CellState -> &'static str {
-        Unspecified | Free => "free",
+        Unspecified | Unknown => "unknown",
+        Free => "free",
         Open => "open",
         Held => "held",
         Elsewhere => "elsewhere",

@@ -47,15 +47,26 @@ impl fmt::Display for HostNumber {
     }
 }
 
-/// Which host has a cell.
+/// A host that has a lease, in one of its memberships.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner {
+    /// The host. It may be this one, from before its last boot.
+    pub host: HostNumber,
+    /// Counts the host's memberships.
+    pub generation: u64,
+}
+
+/// Which host has a cell.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Holder {
-    /// This host.
+    /// This host, and its device is there.
     This,
-    /// None, or one that can't be seen from here.
-    NotThis,
-    /// Another host, by its lease.
-    Other(HostNumber),
+    /// None.
+    Free,
+    /// The host that its lease names.
+    Other(Owner),
+    /// The lease can't be read, for this reason.
+    Unknown(String),
 }
 
 /// A cell as the directory has it.
@@ -69,6 +80,8 @@ pub struct Cell {
     pub path: PathBuf,
     /// The host that has it.
     pub holder: Holder,
+    /// Whether its device still has what its space held before the cell was made.
+    pub is_new: bool,
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The interface to the service that keeps leases and the directory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::cell::{Cell, CellName, HostNumber};
+use crate::cell::{Cell, CellName, HostNumber, Owner};
 use crate::error::HostsError;
 use crate::fence::Key;
 
@@ -13,6 +13,16 @@ pub struct Space {
     pub total: u64,
     /// Not in any cell.
     pub free: u64,
+}
+
+/// A device of a group.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Device {
+    /// Stays the same when the kernel finds the device by another name. All hosts order devices by
+    /// it.
+    pub id: String,
+    /// Its name now.
+    pub path: PathBuf,
 }
 
 /// Leases and directory of one group of cells. Every call blocks, within a limit of time, and ends
@@ -54,12 +64,18 @@ pub trait Coordinator: Send + Sync {
     /// If the directory can't be read.
     fn space(&self) -> Result<Space, HostsError>;
 
-    /// Makes a cell of at least this many bytes, which this host has from then on. Its first MiB
-    /// reads as zeroes.
+    /// Makes a cell of at least this many bytes, which this host has from then on. It is marked as
+    /// new in the same step.
     ///
     /// # Errors
     /// If there is one of that name, or no room.
     fn create(&self, name: &CellName, bytes: u64) -> Result<Cell, HostsError>;
+
+    /// Removes the mark of a new cell that this host has, before anything is kept in it.
+    ///
+    /// # Errors
+    /// If this host does not have it.
+    fn finish(&self, name: &CellName) -> Result<(), HostsError>;
 
     /// Takes the lease of a cell (H2). Nothing is changed where this host has it.
     ///
@@ -69,11 +85,11 @@ pub trait Coordinator: Send + Sync {
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError>;
 
     /// Ends the lease of a host that this host was the one to fence, so that no call has to wait
-    /// until it expires. Nothing is changed where another host has the lease.
+    /// until it expires. Nothing is changed where the lease is not this owner's.
     ///
     /// # Errors
     /// If the lease can't be read or written.
-    fn free(&self, name: &CellName, of: HostNumber) -> Result<(), HostsError>;
+    fn free(&self, name: &CellName, of: Owner) -> Result<(), HostsError>;
 
     /// Gives back the lease of a cell whose device is closed (H6). Nothing is changed where this
     /// host does not have it.
@@ -95,7 +111,13 @@ pub trait Coordinator: Send + Sync {
     /// If this host does not have it, or its device is in use.
     fn remove(&self, name: &CellName) -> Result<(), HostsError>;
 
-    /// Ends IO of this host to the group's cells without its devices' help, when the membership is
+    /// Whether this host takes part in the group's leases now, or still has a device of it.
+    ///
+    /// # Errors
+    /// If that can't be found out.
+    fn is_in_use(&self) -> Result<bool, HostsError>;
+
+    /// Ends all IO of this host to the group without its devices' help, when the membership is
     /// lost (H2). What is in flight ends with errors. Then the coordinator may forget this host's
     /// leases.
     ///

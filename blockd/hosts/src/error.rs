@@ -15,6 +15,14 @@ pub enum HostsError {
         /// Its last words.
         problem: String,
     },
+    /// The host that has the cell is not known.
+    #[error("the lease of cell {cell} can't be read: {problem}")]
+    NotKnown {
+        /// Which.
+        cell: CellName,
+        /// Why not.
+        problem: String,
+    },
     /// Another host has the cell.
     #[error("cell {cell} is held by {}", holder(*.by))]
     Held {
@@ -115,6 +123,9 @@ impl From<HostsError> for blockd_media::error::Error {
                     holder(by)
                 );
                 cell_is(&cell, &problem)
+            }
+            HostsError::NotKnown { cell, problem } => {
+                cell_is(&cell, &format!("has a lease that can't be read, try again: {problem}"))
             }
             HostsError::NotHeld { cell } => {
                 cell_is(&cell, "is not held by this host: `blockd cell take` it first")

@@ -62,12 +62,13 @@ pub trait Fence: Send + Sync {
     ///
     /// # Errors
     /// If a device has no reservations, or another kind of software has reserved it.
-    fn join(&self, key: Key, former: Option<Key>) -> Result<(), HostsError>;
+    fn join(&self, key: Key, former: &[Key]) -> Result<(), HostsError>;
 
-    /// Returns whether the key is registered on each device. Registers nothing (H5).
+    /// Returns whether the key is registered on each device. Registers nothing (H5). One device
+    /// that says no is enough.
     ///
     /// # Errors
-    /// If a device can't be asked.
+    /// If a device can't be asked, and no other one says no.
     fn is_member(&self, key: Key) -> Result<bool, HostsError>;
 
     /// Removes another host's key from each device; when it returns, none of that host's commands
@@ -91,7 +92,7 @@ pub trait Fence: Send + Sync {
 pub struct NoFence;
 
 impl Fence for NoFence {
-    fn join(&self, _: Key, _: Option<Key>) -> Result<(), HostsError> {
+    fn join(&self, _: Key, _: &[Key]) -> Result<(), HostsError> {
         Ok(())
     }
 

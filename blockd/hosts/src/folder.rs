@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::statvfs::statvfs;
 
-use crate::cell::{Cell, CellName, Holder, HostNumber};
+use crate::cell::{Cell, CellName, Holder, HostNumber, Owner};
 use crate::coordinator::{Coordinator, Space};
 use crate::error::HostsError;
 use crate::fence::Key;
@@ -16,6 +16,8 @@ use crate::fence::Key;
 const PREFIX: &str = "cell-";
 /// Goes after it in the name of the note that this host has it. No name of a cell has a `_`.
 const HELD: &str = "_held";
+/// And of the note that it is new.
+const NEW: &str = "_new";
 
 /// A folder of cells.
 #[derive(Clone, Debug)]
@@ -34,8 +36,24 @@ impl Folder {
         self.path.join(format!("{PREFIX}{name}"))
     }
 
-    fn note(&self, name: &CellName) -> PathBuf {
-        self.path.join(format!("{PREFIX}{name}{HELD}"))
+    fn note(&self, name: &CellName, note: &str) -> PathBuf {
+        self.path.join(format!("{PREFIX}{name}{note}"))
+    }
+
+    fn remove_note(&self, name: &CellName, note: &str) -> Result<(), HostsError> {
+        let note = self.note(name, note);
+        match fs::remove_file(&note) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("remove", &note)(error))
+            }
+            _ => self.sync(),
+        }
+    }
+
+    fn make_note(&self, name: &CellName, note: &str) -> Result<(), HostsError> {
+        let note = self.note(name, note);
+        File::create(&note).map_err(failed("make", &note))?;
+        self.sync()
     }
 
     fn cell(&self, name: &CellName) -> Result<Cell, HostsError> {
@@ -48,8 +66,9 @@ impl Folder {
             }
             Err(error) => return Err(failed("examine", &path)(error)),
         };
-        let holder = if self.note(name).exists() { Holder::This } else { Holder::NotThis };
-        Ok(Cell { name: name.clone(), size, path, holder })
+        let holder = if self.note(name, HELD).exists() { Holder::This } else { Holder::Free };
+        let is_new = self.note(name, NEW).exists();
+        Ok(Cell { name: name.clone(), size, path, holder, is_new })
     }
 
     fn held(&self, name: &CellName) -> Result<Cell, HostsError> {
@@ -114,6 +133,9 @@ impl Coordinator for Folder {
     fn create(&self, name: &CellName, bytes: u64) -> Result<Cell, HostsError> {
         self.has_room(bytes)?;
         let path = self.file(name);
+        if !path.exists() {
+            self.make_note(name, NEW)?;
+        }
         let made = OpenOptions::new().write(true).create_new(true).open(&path);
         let file = match made {
             Ok(file) => file,
@@ -131,27 +153,24 @@ impl Coordinator for Folder {
         self.acquire(name)
     }
 
+    fn finish(&self, name: &CellName) -> Result<(), HostsError> {
+        self.held(name)?;
+        self.remove_note(name, NEW)
+    }
+
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
         self.cell(name)?;
-        let note = self.note(name);
-        File::create(&note).map_err(failed("make", &note))?;
-        self.sync()?;
+        self.make_note(name, HELD)?;
         self.cell(name)
     }
 
-    fn free(&self, _: &CellName, _: HostNumber) -> Result<(), HostsError> {
+    fn free(&self, _: &CellName, _: Owner) -> Result<(), HostsError> {
         Ok(())
     }
 
     fn release(&self, name: &CellName) -> Result<(), HostsError> {
         self.cell(name)?;
-        let note = self.note(name);
-        match fs::remove_file(&note) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(failed("remove", &note)(error))
-            }
-            _ => self.sync(),
-        }
+        self.remove_note(name, HELD)
     }
 
     fn extend(&self, name: &CellName, bytes: u64) -> Result<u64, HostsError> {
@@ -169,9 +188,12 @@ impl Coordinator for Folder {
     fn remove(&self, name: &CellName) -> Result<(), HostsError> {
         let cell = self.held(name)?;
         fs::remove_file(&cell.path).map_err(failed("remove", &cell.path))?;
-        let note = self.note(name);
-        fs::remove_file(&note).map_err(failed("remove", &note))?;
-        self.sync()
+        self.remove_note(name, NEW)?;
+        self.remove_note(name, HELD)
+    }
+
+    fn is_in_use(&self) -> Result<bool, HostsError> {
+        Ok(false)
     }
 
     fn cut_off(&self) -> Result<(), HostsError> {

@@ -18,8 +18,8 @@ mod reservation_ioctl;
 #[cfg(any(test, feature = "testing"))]
 pub mod simulated;
 
-pub use cell::{Cell, CellName, Holder, HostNumber};
-pub use coordinator::{Coordinator, Space};
+pub use cell::{Cell, CellName, Holder, HostNumber, Owner};
+pub use coordinator::{Coordinator, Device, Space};
 pub use error::HostsError;
 pub use fence::{Fence, Key, NoFence};
 pub use reservation::Reservations;

@@ -48,7 +48,7 @@ impl Reservations {
 }
 
 impl Fence for Reservations {
-    fn join(&self, key: Key, former: Option<Key>) -> Result<(), HostsError> {
+    fn join(&self, key: Key, former: &[Key]) -> Result<(), HostsError> {
         for device in self.each() {
             let (path, file) = device?;
             if !(changes(&file, key, key).map_err(unsupported(path))?
@@ -69,13 +69,18 @@ impl Fence for Reservations {
     }
 
     fn is_member(&self, key: Key) -> Result<bool, HostsError> {
+        let mut answer = Ok(true);
         for device in self.each() {
-            let (path, file) = device?;
-            if !changes(&file, key, key).map_err(failed("ask for the key on", path))? {
-                return Ok(false);
+            let asked = device.and_then(|(path, file)| {
+                changes(&file, key, key).map_err(failed("ask for the key on", path))
+            });
+            match asked {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error) => answer = Err(error),
             }
         }
-        Ok(true)
+        answer
     }
 
     fn fence(&self, own: Key, other: Key) -> Result<bool, HostsError> {
@@ -121,8 +126,13 @@ fn adds(file: &File, key: Key) -> io::Result<bool> {
     Ok(answer(register(file, &asked))? == Answer::Done)
 }
 
-fn replaces(file: &File, former: Option<Key>, key: Key) -> io::Result<bool> {
-    former.map_or(Ok(false), |former| changes(file, former, key))
+fn replaces(file: &File, former: &[Key], key: Key) -> io::Result<bool> {
+    for former in former {
+        if changes(file, *former, key)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn answer(result: io::Result<i32>) -> io::Result<Answer> {
@@ -167,11 +177,8 @@ mod tests {
         std::fs::write(&path, "a file").unwrap();
         let fence = Reservations::new(vec![path.clone()]);
         let key = Key::new(HostNumber(1), 7);
-        let errors = [
-            fence.join(key, None),
-            fence.is_member(key).map(drop),
-            fence.fence(key, key).map(drop),
-        ];
+        let errors =
+            [fence.join(key, &[]), fence.is_member(key).map(drop), fence.fence(key, key).map(drop)];
         std::fs::remove_file(&path).unwrap();
         let path = path.display();
         for (error, what) in errors.into_iter().zip(["", "ask for the key on", "fence on"]) {

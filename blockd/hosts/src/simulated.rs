@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::cell::{Cell, CellName, Holder, HostNumber};
-use crate::coordinator::{Coordinator, Space};
+use crate::cell::{Cell, CellName, Holder, HostNumber, Owner};
+use crate::coordinator::{Coordinator, Device, Space};
 use crate::error::HostsError;
 use crate::fence::{Fence, Key};
 
@@ -32,12 +32,15 @@ struct State {
     is_away: bool,
     /// Hosts whose membership the coordinator has ended: their leases may be taken.
     lapsed: BTreeSet<HostNumber>,
+    /// How often each host was booted.
+    boots: BTreeMap<HostNumber, u64>,
 }
 
 #[derive(Debug)]
 struct Entry {
     size: u64,
-    holder: Option<HostNumber>,
+    holder: Option<Owner>,
+    is_new: bool,
 }
 
 /// One host's view of the array.
@@ -59,6 +62,7 @@ impl Array {
             published: BTreeMap::new(),
             is_away: false,
             lapsed: BTreeSet::new(),
+            boots: BTreeMap::new(),
         })))
     }
 
@@ -73,6 +77,11 @@ impl Array {
         self.0.lock().is_away = is_away;
     }
 
+    /// A host was switched off and on: its leases are of a former membership, and its devices gone.
+    pub fn boot(&self, host: HostNumber) {
+        *self.0.lock().boots.entry(host).or_default() += 1;
+    }
+
     /// A host did not renew its membership.
     pub fn lapse(&self, host: HostNumber) {
         self.0.lock().lapsed.insert(host);
@@ -82,12 +91,16 @@ impl Array {
 impl State {
     fn cell(&self, name: &CellName, entry: &Entry, seen_by: HostNumber) -> Cell {
         let holder = match entry.holder {
-            Some(host) if host == seen_by => Holder::This,
-            Some(host) => Holder::Other(host),
-            None => Holder::NotThis,
+            Some(owner) if owner == self.owner(seen_by) => Holder::This,
+            Some(owner) => Holder::Other(owner),
+            None => Holder::Free,
         };
         let path = self.folder.join(format!("cell-{name}"));
-        Cell { name: name.clone(), size: entry.size, path, holder }
+        Cell { name: name.clone(), size: entry.size, path, holder, is_new: entry.is_new }
+    }
+
+    fn owner(&self, host: HostNumber) -> Owner {
+        Owner { host, generation: self.boots.get(&host).copied().unwrap_or_default() }
     }
 
     fn free(&self) -> u64 {
@@ -103,6 +116,12 @@ impl Member {
         self.host
     }
 
+    /// The one device of the array.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Device> {
+        vec![Device { id: "array".to_owned(), path: PathBuf::from("/dev/array") }]
+    }
+
     fn with<T>(
         &self,
         call: impl FnOnce(&mut State) -> Result<T, HostsError>,
@@ -112,13 +131,20 @@ impl Member {
             let (group, problem) = (NAME.to_owned(), "it was taken away".to_owned());
             return Err(HostsError::Away { group, problem });
         }
+        // The directory lies on the devices, and a host without a key can't write them.
+        let is_member =
+            state.keys.is_empty() || state.keys.iter().any(|key| key.host() == self.host);
+        if !is_member {
+            let (group, problem) = (NAME.to_owned(), "this host is not registered".to_owned());
+            return Err(HostsError::Away { group, problem });
+        }
         call(&mut state)
     }
 
     /// The entry of a cell, which this host has.
     fn held<'a>(&self, state: &'a State, name: &CellName) -> Result<&'a Entry, HostsError> {
         let entry = state.cells.get(name).ok_or_else(|| not_found(name))?;
-        match entry.holder == Some(self.host) {
+        match entry.holder == Some(state.owner(self.host)) {
             true => Ok(entry),
             false => Err(HostsError::NotHeld { cell: name.clone() }),
         }
@@ -155,7 +181,9 @@ impl Coordinator for Member {
     }
 
     fn key_of(&self, host: HostNumber) -> Result<Option<Key>, HostsError> {
-        self.with(|state| Ok(state.published.get(&host).copied()))
+        // It is only read, which a host without a key may.
+        let state = self.array.0.lock();
+        Ok(state.published.get(&host).copied())
     }
 
     fn space(&self) -> Result<Space, HostsError> {
@@ -172,7 +200,8 @@ impl Coordinator for Member {
             if bytes > free {
                 return Err(HostsError::NoSpace { group: NAME.to_owned(), needed: bytes, free });
             }
-            let entry = Entry { size: bytes, holder: Some(self.host) };
+            let holder = Some(state.owner(self.host));
+            let entry = Entry { size: bytes, holder, is_new: true };
             let cell = state.cell(name, &entry, self.host);
             let file = OpenOptions::new().write(true).create(true).truncate(true).open(&cell.path);
             file.and_then(|file| file.set_len(bytes)).map_err(io("make a cell"))?;
@@ -181,20 +210,30 @@ impl Coordinator for Member {
         })
     }
 
+    fn finish(&self, name: &CellName) -> Result<(), HostsError> {
+        self.with(|state| {
+            self.held(state, name)?;
+            state.cells.entry(name.clone()).and_modify(|entry| entry.is_new = false);
+            Ok(())
+        })
+    }
+
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
         self.with(|state| {
-            let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
-            if let Some(by) = entry.holder.filter(|by| *by != self.host)
-                && !state.lapsed.contains(&by)
-            {
-                return Err(HostsError::Held { cell: name.clone(), by: Some(by) });
+            let own = state.owner(self.host);
+            let holder = state.cells.get(name).ok_or_else(|| not_found(name))?.holder;
+            // A lease of a former membership is free.
+            let is_free =
+                |by: &Owner| state.owner(by.host) != *by || state.lapsed.contains(&by.host);
+            if let Some(by) = holder.filter(|by| *by != own && !is_free(by)) {
+                return Err(HostsError::Held { cell: name.clone(), by: Some(by.host) });
             }
-            entry.holder = Some(self.host);
+            state.cells.entry(name.clone()).and_modify(|entry| entry.holder = Some(own));
             Ok(state.cell(name, &state.cells[name], self.host))
         })
     }
 
-    fn free(&self, name: &CellName, of: HostNumber) -> Result<(), HostsError> {
+    fn free(&self, name: &CellName, of: Owner) -> Result<(), HostsError> {
         self.with(|state| {
             let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
             entry.holder = entry.holder.filter(|holder| *holder != of);
@@ -204,10 +243,9 @@ impl Coordinator for Member {
 
     fn release(&self, name: &CellName) -> Result<(), HostsError> {
         self.with(|state| {
+            let own = state.owner(self.host);
             let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
-            if entry.holder == Some(self.host) {
-                entry.holder = None;
-            }
+            entry.holder = entry.holder.filter(|holder| *holder != own);
             Ok(())
         })
     }
@@ -241,17 +279,23 @@ impl Coordinator for Member {
         })
     }
 
+    fn is_in_use(&self) -> Result<bool, HostsError> {
+        let state = self.array.0.lock();
+        let own = Some(state.owner(self.host));
+        Ok(state.cells.values().any(|cell| cell.holder == own))
+    }
+
     fn cut_off(&self) -> Result<(), HostsError> {
         Ok(())
     }
 }
 
 impl Fence for Member {
-    fn join(&self, key: Key, former: Option<Key>) -> Result<(), HostsError> {
+    fn join(&self, key: Key, former: &[Key]) -> Result<(), HostsError> {
         let keys = &mut self.array.0.lock().keys;
         // As NVMe does it: a host has one key, and only names it to replace it.
         let own = keys.iter().copied().find(|one| one.host() == self.host && *one != key);
-        if own.is_some() && own != former {
+        if own.is_some_and(|own| !former.contains(&own)) {
             let problem = "refuses the registration of this host's key".to_owned();
             return Err(HostsError::Unsuitable { group: NAME.to_owned(), problem });
         }

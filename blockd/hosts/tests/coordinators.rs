@@ -4,7 +4,7 @@
 
 use blockd_hosts::folder::Folder;
 use blockd_hosts::simulated::Array;
-use blockd_hosts::{CellName, Coordinator, Fence as _, Holder, HostNumber, HostsError, Key};
+use blockd_hosts::{CellName, Coordinator, Fence as _, Holder, HostNumber, HostsError, Key, Owner};
 use blockd_testkit::folder::Folder as TestFolder;
 
 const MIB: u64 = 1 << 20;
@@ -15,16 +15,25 @@ fn name(text: &str) -> CellName {
     CellName::parse(text).unwrap()
 }
 
+const fn owner(host: HostNumber, generation: u64) -> Owner {
+    Owner { host, generation }
+}
+
 /// The life of a cell on one host: each call is repeated, and has to end in the same state.
 fn lives(coordinator: &dyn Coordinator) {
     let (one, none) = (name("one"), name("none"));
     assert!(coordinator.cells().unwrap().is_empty());
     let made = coordinator.create(&one, 8 * MIB).unwrap();
-    assert_eq!((made.size, made.holder), (8 * MIB, Holder::This));
+    assert_eq!((made.size, &made.holder), (8 * MIB, &Holder::This));
     assert_eq!(std::fs::metadata(&made.path).unwrap().len(), 8 * MIB);
     let again = coordinator.create(&one, 8 * MIB).unwrap_err();
     assert!(matches!(again, HostsError::Exists { .. }), "{again}");
     assert_eq!(coordinator.cells().unwrap(), std::slice::from_ref(&made));
+    assert!(made.is_new);
+    for _ in 0..2 {
+        coordinator.finish(&one).unwrap();
+        assert!(!coordinator.cells().unwrap()[0].is_new);
+    }
     for _ in 0..2 {
         assert_eq!(coordinator.acquire(&one).unwrap().holder, Holder::This);
         assert_eq!(coordinator.extend(&one, 16 * MIB).unwrap(), 16 * MIB);
@@ -36,7 +45,7 @@ fn lives(coordinator: &dyn Coordinator) {
     assert!(matches!(too_large, HostsError::NoSpace { .. }), "{too_large}");
     for _ in 0..2 {
         coordinator.release(&one).unwrap();
-        assert_eq!(coordinator.cells().unwrap()[0].holder, Holder::NotThis);
+        assert_eq!(coordinator.cells().unwrap()[0].holder, Holder::Free);
     }
     for refused in [coordinator.extend(&one, 32 * MIB).map(drop), coordinator.remove(&one)] {
         assert!(matches!(refused, Err(HostsError::NotHeld { .. })), "{refused:?}");
@@ -71,7 +80,7 @@ fn a_folder_remembers_its_cells_and_takes_other_files_for_none() {
     }
     let cells = Folder::new(folder.path().to_owned()).cells().unwrap();
     assert_eq!(cells.len(), 1);
-    assert_eq!((cells[0].name.as_str(), cells[0].holder), ("one", Holder::This));
+    assert_eq!((cells[0].name.as_str(), &cells[0].holder), ("one", &Holder::This));
 }
 
 #[test]
@@ -83,7 +92,7 @@ fn one_host_has_a_cell_until_it_gives_it_back_or_its_membership_ends() {
     this.create(&one, MIB).unwrap();
     let refused = other.acquire(&one).unwrap_err();
     assert_eq!(refused.to_string(), "cell one is held by host 1");
-    assert_eq!(other.cells().unwrap()[0].holder, Holder::Other(HOST));
+    assert_eq!(other.cells().unwrap()[0].holder, Holder::Other(owner(HOST, 0)));
     this.release(&one).unwrap();
     other.acquire(&one).unwrap();
     array.lapse(OTHER);
@@ -93,15 +102,32 @@ fn one_host_has_a_cell_until_it_gives_it_back_or_its_membership_ends() {
 }
 
 #[test]
+fn a_lease_from_before_a_boot_is_free_and_a_host_without_a_key_can_do_nothing() {
+    let folder = TestFolder::new("cells").unwrap();
+    let array = Array::new(folder.path().to_owned(), 64 * MIB);
+    let (this, other) = (array.member(HOST), array.member(OTHER));
+    let one = name("one");
+    this.create(&one, MIB).unwrap();
+    array.boot(HOST);
+    assert_eq!(this.cells().unwrap()[0].holder, Holder::Other(owner(HOST, 0)));
+    assert_eq!(this.acquire(&one).unwrap().holder, Holder::This);
+    this.join(Key::new(HOST, 7), &[]).unwrap();
+    let refused = other.cells().unwrap_err();
+    assert!(matches!(refused, HostsError::Away { .. }), "{refused}");
+}
+
+#[test]
 fn the_lease_of_a_fenced_host_is_freed_and_no_other() {
     let folder = TestFolder::new("cells").unwrap();
     let array = Array::new(folder.path().to_owned(), 64 * MIB);
     let (this, other) = (array.member(HOST), array.member(OTHER));
     let one = name("one");
     this.create(&one, MIB).unwrap();
-    other.free(&one, OTHER).unwrap();
-    other.acquire(&one).unwrap_err();
-    other.free(&one, HOST).unwrap();
+    for of in [owner(OTHER, 0), owner(HOST, 1)] {
+        other.free(&one, of).unwrap();
+        other.acquire(&one).unwrap_err();
+    }
+    other.free(&one, owner(HOST, 0)).unwrap();
     assert_eq!(other.acquire(&one).unwrap().holder, Holder::This);
 }
 
@@ -111,8 +137,8 @@ fn a_host_that_was_fenced_fences_no_other() {
     let array = Array::new(folder.path().to_owned(), 64 * MIB);
     let (this, other) = (array.member(HOST), array.member(OTHER));
     let (own, key) = (Key::new(HOST, 7), Key::new(OTHER, 9));
-    this.join(own, None).unwrap();
-    other.join(key, None).unwrap();
+    this.join(own, &[]).unwrap();
+    other.join(key, &[]).unwrap();
     assert!(this.fence(own, key).unwrap());
     assert!(!this.fence(own, key).unwrap(), "another call has removed it");
     assert!(this.is_member(own).unwrap() && !other.is_member(key).unwrap());

@@ -28,8 +28,9 @@ pub(crate) enum GroupVerb {
 /// Use a volume group from now on
 ///
 /// Registers this host with the reservations of the group's disks, so that other hosts can keep it
-/// off them when it is dead. Refused where a disk has no reservations, or other software reserved
-/// it. Repeating it is no error.
+/// off them when it is dead. Needs no locks of the group: on all hosts but the first they can be
+/// started afterwards only (vgchange --lockstart). Refused where a disk has no reservations, or
+/// other software reserved it. Repeating it is no error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd vg add san\n  blockd vg add --folder /srv/cells local")]
 pub(crate) struct Add {
@@ -51,7 +52,8 @@ pub(crate) struct List {}
 
 /// Forget a volume group of which this host has no cell
 ///
-/// Removes this host's registration from the group's disks.
+/// Removes this host's registration from the group's disks. The group's locks have to be stopped
+/// before (vgchange --lockstop), which need the disks.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd vg remove san")]
 pub(crate) struct Remove {

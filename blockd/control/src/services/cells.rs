@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
-use blockd_hosts::{Cell, CellName, Coordinator, Holder, HostsError, Space};
+use blockd_hosts::{Cell, CellName, Coordinator, Holder, HostsError, Key, Owner, Space};
 use blockd_mapper::error::MapperError;
 use blockd_media::MARKED_BYTES;
 use blockd_media::clock::Clock;
@@ -16,11 +16,14 @@ use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, to_wire};
 
 use super::closing::How;
-use super::groups::Group;
+use super::groups::{Fenced, Group, Membership};
+use super::making::Lock;
 use super::membership::recover;
 use super::service::wanted_pool;
 use super::{Control, EventKind, Known, blocking};
 
+/// How long a group may take to be described. LVM waits for 25 s for a lock that another host has.
+const LOOK_LIMIT: Duration = Duration::from_secs(28);
 /// How long the lease of a host that was fenced is waited for. Sanlock counts a host as dead after
 /// 8 times its limit of IO and 60 s, 140 s by default (`timeouts.c`), and needs some of that again
 /// to take the lease.
@@ -40,20 +43,32 @@ impl Control {
             "" => self.0.groups.all(),
             name => vec![self.group(name)?],
         };
-        let mut described = Vec::new();
+        let mut describing = tokio::task::JoinSet::new();
         for group in groups {
-            described.push(self.describe_group(group).await?);
+            let control = self.clone();
+            describing.spawn(async move { control.describe_group(group).await });
         }
+        let mut described = Vec::new();
+        while let Some(Ok(group)) = describing.join_next().await {
+            described.push(group);
+        }
+        described.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(described)
     }
 
-    pub(super) async fn describe_group(&self, group: Arc<Group>) -> Result<v1::VolumeGroup, Error> {
+    /// A group with its cells. One that does not answer in time is described without them.
+    pub(super) async fn describe_group(&self, group: Arc<Group>) -> v1::VolumeGroup {
         let looked_at = Arc::clone(&group);
-        let looked: Result<(Space, Vec<Cell>), Error> = blocking(move || {
+        let looking = blocking(move || {
             let coordinator = looked_at.coordinator();
             Ok((coordinator.space()?, coordinator.cells()?))
-        })
-        .await;
+        });
+        let looked: Result<(Space, Vec<Cell>), Error> =
+            tokio::time::timeout(LOOK_LIMIT, looking).await.unwrap_or_else(|_| {
+                let what = format!("volume group {}", shown(&group.name));
+                let seconds = LOOK_LIMIT.as_secs();
+                Err(Error::in_use(what, format!("does not answer within {seconds} s")))
+            });
         let (mut failure, (space, cells)) = match looked {
             Ok(looked) => (String::new(), looked),
             Err(error) => (error.to_string(), (Space::default(), Vec::new())),
@@ -61,7 +76,7 @@ impl Control {
         if let Some(refusal) = group.refusal() {
             failure = refusal;
         }
-        Ok(v1::VolumeGroup {
+        v1::VolumeGroup {
             name: group.name.clone(),
             folder: group.folder().map(|path| path.display().to_string()).unwrap_or_default(),
             host: u32::from(group.host().0),
@@ -70,16 +85,19 @@ impl Control {
             free_bytes: to_wire(space.free),
             failure,
             cells: cells.iter().map(|cell| self.describe_cell(&group, cell)).collect(),
-        })
+        }
     }
 
     fn describe_cell(&self, group: &Group, cell: &Cell) -> v1::Cell {
         let is_open = self.pool_in(cell).is_some_and(|known| known.failure().is_none());
-        let (state, holder) = match cell.holder {
+        let (state, holder) = match &cell.holder {
             Holder::This if is_open => (v1::CellState::Open, group.host().0),
             Holder::This => (v1::CellState::Held, group.host().0),
-            Holder::NotThis => (v1::CellState::Free, 0),
-            Holder::Other(host) => (v1::CellState::Elsewhere, host.0),
+            // Its lease is from before this host's last boot.
+            Holder::Other(owner) if owner.host == group.host() => (v1::CellState::Free, 0),
+            Holder::Free => (v1::CellState::Free, 0),
+            Holder::Other(owner) => (v1::CellState::Elsewhere, owner.host.0),
+            Holder::Unknown(_) => (v1::CellState::Unknown, 0),
         };
         v1::Cell {
             name: cell.name.to_string(),
@@ -116,7 +134,7 @@ impl Control {
     async fn note_in_group(
         &self,
         group: &Arc<Group>,
-        change: impl FnOnce(&mut super::groups::Membership) + Send + 'static,
+        change: impl FnOnce(&mut Membership) + Send + 'static,
     ) -> Result<(), Error> {
         let (control, group) = (self.clone(), Arc::clone(group));
         blocking(move || control.0.groups.change(&group, change)).await
@@ -147,37 +165,65 @@ impl Control {
         };
         // Before anything is made.
         wanted_pool(self, &wanted)?;
-        let _one = group.calls.lock().await;
+        let _one = self.lock_cell(&group, &name).await;
         self.join_group(&group).await?;
         let found = self.find_cell(&group, &name).await?;
         self.refuse_other_pool(&name, found.as_ref())?;
-        let is_begun = group.member().is_making(&name);
         let cell = match found {
-            Some(cell) if cell.holder != Holder::This || !(is_begun || self.is_open(&cell)) => {
-                let problem = "exists: `blockd cell take` opens it";
-                return Err(Error::in_use(format!("cell {name}"), problem));
-            }
-            Some(cell) if !is_begun => {
+            Some(cell) if self.is_open(&cell) => {
                 let cell = Some(self.describe_cell(&group, &cell));
                 return Ok(v1::CreateCellResponse { changed: false, cell });
             }
-            Some(cell) => cell,
+            Some(cell) => self.begun_cell(&group, cell).await?,
             None => {
-                let cell = name.clone();
-                self.note_in_group(&group, move |member| member.set_making(&cell, true)).await?;
                 let cell = name.clone();
                 self.coordinate(&group, move |leases| leases.create(&cell, bytes)).await?
             }
         };
-        if !self.is_open(&cell) {
+        if cell.is_new {
             let path = cell.path.clone();
             blocking(move || clear_ends(&path)).await?;
-            wanted.path = cell.path.display().to_string();
-            self.create_pool(wanted_pool(self, &wanted)?, false).await?;
+            // Before there is a pool: its ends are never cleared again.
+            let cell = name.clone();
+            self.coordinate(&group, move |leases| leases.finish(&cell)).await?;
         }
-        let made = name.clone();
-        self.note_in_group(&group, move |member| member.set_making(&made, false)).await?;
+        wanted.path = cell.path.display().to_string();
+        self.create_pool(wanted_pool(self, &wanted)?, false).await?;
         Ok(v1::CreateCellResponse { changed: true, cell: Some(self.describe_cell(&group, &cell)) })
+    }
+
+    /// A cell whose making a crash has interrupted, which this host has then. Others are refused.
+    async fn begun_cell(&self, group: &Arc<Group>, cell: Cell) -> Result<Cell, Error> {
+        let exists = || {
+            let problem = "exists: `blockd cell take` opens it";
+            Error::in_use(format!("cell {}", cell.name), problem)
+        };
+        if self.pool_in(&cell).is_some() {
+            return Err(exists());
+        }
+        let is_free = match &cell.holder {
+            Holder::This | Holder::Free => true,
+            Holder::Other(owner) => owner.host == group.host(),
+            Holder::Unknown(_) => false,
+        };
+        if !is_free || !(cell.is_new || cell.holder == Holder::This) {
+            return Err(exists());
+        }
+        let held = self.acquire_cell(group, &cell.name, false).await?;
+        if held.is_new {
+            return Ok(held);
+        }
+        // Its ends were cleared, and there may be a pool since.
+        let path = held.path.clone();
+        match blocking(move || is_clear(&path)).await? {
+            true => Ok(held),
+            false => Err(exists()),
+        }
+    }
+
+    /// Keeps others from doing something with this cell meanwhile.
+    async fn lock_cell(&self, group: &Group, name: &CellName) -> Lock {
+        self.0.cells.lock(&format!("{}/{name}", group.name)).await
     }
 
     fn is_open(&self, cell: &Cell) -> bool {
@@ -190,7 +236,7 @@ impl Control {
         asked: v1::TakeCellRequest,
     ) -> Result<v1::TakeCellResponse, Error> {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
-        let _one = group.calls.lock().await;
+        let _one = self.lock_cell(&group, &name).await;
         self.join_group(&group).await?;
         let found = self.find_cell(&group, &name).await?;
         let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
@@ -199,22 +245,33 @@ impl Control {
             let cell = Some(self.describe_cell(&group, &found));
             return Ok(v1::TakeCellResponse { cell, ..Default::default() });
         }
-        let fenced = match found.holder {
-            Holder::Other(host) if asked.fence => {
-                self.fence_host(&group, &name, host).await?;
-                Some(host)
-            }
+        if found.is_new {
+            let problem = "was not made to the end: `blockd cell create` finishes it";
+            return Err(Error::in_use(format!("cell {name}"), problem));
+        }
+        let from = match found.holder {
+            // From before this host's last boot: it is free.
+            Holder::Other(owner) if owner.host == group.host() => None,
+            Holder::Other(owner) if asked.fence => Some(owner),
             // Its lease may have expired, which is no fence (H3).
-            Holder::Other(by) => return Err(HostsError::Held { cell: name, by: Some(by) }.into()),
-            Holder::This | Holder::NotThis => None,
+            Holder::Other(Owner { host, .. }) => {
+                return Err(HostsError::Held { cell: name, by: Some(host) }.into());
+            }
+            Holder::Unknown(problem) => {
+                return Err(HostsError::NotKnown { cell: name, problem }.into());
+            }
+            Holder::This | Holder::Free => None,
         };
-        let cell = self.acquire_cell(&group, &name, fenced.is_some()).await?;
+        let cell = match from {
+            Some(owner) => self.take_from(&group, &name, owner).await?,
+            None => self.acquire_cell(&group, &name, false).await?,
+        };
         let opened = self.open_cell(&group, &cell).await;
         let log_changes = match opened {
             Ok(changes) => changes,
             Err(error) => {
                 // One that is being taken from a dead host stays with this one.
-                if found.holder == Holder::NotThis && !group.member().is_taking(&name) {
+                if found.holder == Holder::Free {
                     let cell = name.clone();
                     let given = self.coordinate(&group, move |leases| leases.release(&cell)).await;
                     if let Err(error) = given {
@@ -229,36 +286,56 @@ impl Control {
         Ok(v1::TakeCellResponse {
             changed: true,
             cell: Some(self.describe_cell(&group, &cell)),
-            fenced_host: fenced.map_or(0, |host| u32::from(host.0)),
+            fenced_host: from.map_or(0, |owner| u32::from(owner.host.0)),
             log_changes,
         })
     }
 
-    /// Fences the host that has a cell, as its lease names it, and remembers that the cell is being
-    /// taken from it.
-    async fn fence_host(
+    /// Fences the host that has a cell, as its lease names it, then takes the lease.
+    async fn take_from(
         &self,
         group: &Arc<Group>,
-        cell: &CellName,
-        host: blockd_hosts::HostNumber,
-    ) -> Result<(), Error> {
-        let fenced = Arc::clone(group);
-        let removed = blocking(move || fenced.fence(host)).await?;
-        let text =
-            format!("host {host} was kept from the devices of volume group {}", shown(&group.name));
-        self.events().publish(EventKind::HostFenced, "", "", text);
-        let taken = cell.clone();
-        self.note_in_group(group, move |member| {
-            member.set_taking(&taken, true);
-            removed.into_iter().for_each(|key| member.note_removed(key));
-        })
-        .await?;
-        if removed.is_none() {
-            // Another host has fenced it, and may be taking this cell: its lease decides.
-            return Ok(());
+        name: &CellName,
+        owner: Owner,
+    ) -> Result<Cell, Error> {
+        let fenced = self.fence_host(group, owner).await?;
+        if fenced.is_ours {
+            // Another host that has fenced it may be taking this cell: then its lease decides.
+            let cell = name.clone();
+            self.coordinate(group, move |leases| leases.free(&cell, owner)).await?;
         }
-        let cell = cell.clone();
-        self.coordinate(group, move |leases| leases.free(&cell, host)).await
+        let cell = self.acquire_cell(group, name, true).await?;
+        // The host may have come back meanwhile, with another key, and taken the cell again before
+        // its lease was ended or had expired once more. Nothing of the cell was read yet.
+        let mut key = fenced.key;
+        loop {
+            let asked = Arc::clone(group);
+            let present = blocking(move || asked.key_of(owner.host)).await?;
+            if present == key {
+                break;
+            }
+            key = self.fence_host(group, owner).await?.key;
+        }
+        let taken = name.clone();
+        self.note_in_group(group, move |member| member.set_taking(&taken, Some(key))).await?;
+        Ok(cell)
+    }
+
+    /// Keeps a host from all devices of a group.
+    async fn fence_host(&self, group: &Arc<Group>, owner: Owner) -> Result<Fenced, Error> {
+        let asked = Arc::clone(group);
+        let fenced = blocking(move || asked.fence(owner.host)).await?;
+        if fenced.was_first {
+            let text = format!(
+                "host {} was kept from the devices of volume group {}",
+                owner.host,
+                shown(&group.name)
+            );
+            self.events().publish(EventKind::HostFenced, "", "", text);
+            let key: Key = fenced.key;
+            self.note_in_group(group, move |member| member.note_removed(key)).await?;
+        }
+        Ok(fenced)
     }
 
     async fn acquire_cell(
@@ -273,7 +350,10 @@ impl Control {
             let group = Arc::clone(group);
             let taken = blocking(move || Ok(group.coordinator().acquire(&cell))).await?;
             match taken {
-                Err(HostsError::Held { .. }) if waits && clock.elapsed() < LEASE_WAIT => {
+                // A dead host may have the lock of the whole group as well.
+                Err(HostsError::Held { .. } | HostsError::Away { .. })
+                    if waits && clock.elapsed() < LEASE_WAIT =>
+                {
                     tokio::time::sleep(LEASE_PAUSE).await;
                 }
                 other => return Ok(other?),
@@ -285,12 +365,13 @@ impl Control {
     /// log of a host that was fenced.
     async fn open_cell(&self, group: &Arc<Group>, cell: &Cell) -> Result<u64, Error> {
         if let Some(known) = self.pool_in(cell) {
-            // It failed, or a call has closed it.
+            // It failed, or a call has closed it: it keeps its attachments.
+            let name = &known.config.name;
             if known.state.is_ok() {
-                let how = How::Call { force: true };
-                self.close_pool(&known.config.name, how).await.map_err(Error::from)?;
+                self.close_pool(name, How::Call { force: true }).await.map_err(Error::from)?;
             }
-            self.forget_pool(&known.config.name).await?;
+            self.reopen_pool(name).await?;
+            return Ok(0);
         }
         let device = cell.path.clone();
         // H4: nothing is read before it.
@@ -309,7 +390,7 @@ impl Control {
                 changes = recovered.log_changes;
             }
             let name = cell.name.clone();
-            self.note_in_group(group, move |member| member.set_taking(&name, false)).await?;
+            self.note_in_group(group, move |member| member.set_taking(&name, None)).await?;
         }
         let _name = self.0.making_pools.lock(cell.name.as_str()).await;
         self.open_found(config, newest.pool_id).await?;
@@ -322,7 +403,7 @@ impl Control {
         asked: v1::ReleaseCellRequest,
     ) -> Result<v1::ReleaseCellResponse, Error> {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
-        let _one = group.calls.lock().await;
+        let _one = self.lock_cell(&group, &name).await;
         let found = self.find_cell(&group, &name).await?;
         let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
         if found.holder != Holder::This {
@@ -333,6 +414,8 @@ impl Control {
             let request =
                 v1::ExportPoolRequest { name: known.config.name.clone(), force: asked.force };
             detached_volumes = self.export_pool(request).await?.detached_volumes;
+        } else if !found.is_new {
+            self.refuse_unclosed(&group, &found).await?;
         }
         let cell = name.clone();
         self.coordinate(&group, move |leases| leases.release(&cell)).await?;
@@ -341,13 +424,27 @@ impl Control {
         Ok(v1::ReleaseCellResponse { changed: true, detached_volumes })
     }
 
+    /// Refuses to give a cell back that was not closed in order: the next host would refuse it.
+    async fn refuse_unclosed(&self, group: &Group, cell: &Cell) -> Result<(), Error> {
+        let path = cell.path.clone();
+        if blocking(move || is_clear(&path)).await? {
+            return Ok(());
+        }
+        let (_, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
+        if newest.clean && !group.member().is_taking(&cell.name) {
+            return Ok(());
+        }
+        let problem = "was not closed in order: `blockd cell take` opens it";
+        Err(Error::in_use(format!("cell {}", cell.name), problem))
+    }
+
     /// Deletes a cell that this host has.
     pub(super) async fn delete_cell(
         &self,
         asked: v1::DeleteCellRequest,
     ) -> Result<v1::DeleteCellResponse, Error> {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
-        let _one = group.calls.lock().await;
+        let _one = self.lock_cell(&group, &name).await;
         let Some(found) = self.find_cell(&group, &name).await? else {
             return Ok(v1::DeleteCellResponse::default());
         };
@@ -361,46 +458,52 @@ impl Control {
                     v1::DeletePoolRequest { name: known.config.name.clone(), force: asked.force };
                 deleted = self.delete_pool(request).await?;
             }
-            None => self.refuse_unopened(&group, &found).await?,
+            None if asked.force => {}
+            None => self.refuse_unopened(&found).await?,
         }
         let cell = name.clone();
         self.coordinate(&group, move |leases| leases.remove(&cell)).await?;
-        let made = name.clone();
-        self.note_in_group(&group, move |member| member.set_making(&made, false)).await?;
         let (deleted_volumes, deleted_snapshots) =
             (deleted.deleted_volumes, deleted.deleted_snapshots);
         Ok(v1::DeleteCellResponse { changed: true, deleted_volumes, deleted_snapshots })
     }
 
-    /// Refuses to delete a cell with a pool in it that is not open: its volumes are not known.
-    async fn refuse_unopened(&self, group: &Arc<Group>, cell: &Cell) -> Result<(), Error> {
-        let is_begun = group.member().is_making(&cell.name);
-        if is_begun || self.found_pool(cell.name.as_str(), &cell.path).await.is_err() {
+    /// Refuses to delete a cell with anything in it that is not known: its volumes are not either.
+    async fn refuse_unopened(&self, cell: &Cell) -> Result<(), Error> {
+        let path = cell.path.clone();
+        if cell.is_new || blocking(move || is_clear(&path)).await? {
             return Ok(());
         }
-        let problem = "has a pool that is not open: `blockd cell take` opens it";
+        let problem = "has a pool that is not open: `blockd cell take` opens it; or use force";
         Err(Error::in_use(format!("cell {}", cell.name), problem))
     }
 
     /// Forgets a group of which this host has no cell.
     pub(super) async fn remove_group(&self, name: &str) -> Result<bool, Error> {
         let Some(group) = self.0.groups.get(name) else { return Ok(false) };
-        let _one = group.calls.lock().await;
-        let is_in = |known: &Known| {
+        let refused =
+            |problem: String| Err(Error::in_use(format!("volume group {}", shown(name)), problem));
+        let is_in = |known: &&Known| {
             known.paths().iter().any(|path| group.coordinator().cell_at(path).is_some())
         };
-        if let Some(known) = self.known_pools().into_iter().find(is_in) {
-            let problem = format!("has cell {}: release it first", shown(&known.config.name));
-            return Err(Error::in_use(format!("volume group {}", shown(name)), problem));
-        }
-        let is_lost = group.member().is_lost();
-        // Without its locks a group that was lost can't be asked, and its devices say enough.
-        if !is_lost {
-            let cells = self.coordinate(&group, |leases| leases.cells()).await?;
-            if let Some(held) = cells.iter().find(|cell| cell.holder == Holder::This) {
-                let problem = format!("has cell {}: release it first", held.name);
-                return Err(Error::in_use(format!("volume group {}", shown(name)), problem));
+        let known = self.known_pools();
+        for one in known.iter().filter(is_in) {
+            if !group.is_lost() {
+                return refused(format!("has cell {}: release it first", shown(&one.config.name)));
             }
+            // It was dropped, and can't be closed in order.
+            let how = How::Call { force: true };
+            self.close_pool(&one.config.name, how).await.map_err(Error::from)?;
+        }
+        if self.coordinate(&group, |leases| leases.is_in_use()).await? {
+            // Its locks would lose the disks with the key, and the watchdog reset this host.
+            return refused(format!(
+                "is in use here: stop its locks first (`vgchange --lockstop {}`)",
+                shown(name)
+            ));
+        }
+        for one in known.iter().filter(is_in) {
+            self.forget_pool(&one.config.name).await?;
         }
         self.leave_group(&group).await?;
         Ok(true)
@@ -412,15 +515,16 @@ impl Control {
         name: &str,
     ) -> Result<v1::LoseVolumeGroupResponse, Error> {
         let group = self.group(name)?;
-        let changed = !group.member().is_lost();
+        let changed = !group.is_lost();
+        // Before the cells are dropped: none may be opened since.
+        let noted = self.note_in_group(&group, Membership::lose).await;
+        if noted.is_err() {
+            group.lose_for_now();
+        }
         let cells = self.drop_cells(&group, "this host's membership is lost").await;
-        let (control, lost) = (self.clone(), Arc::clone(&group));
-        blocking(move || {
-            // What is in flight ends before the loss is reported.
-            lost.coordinator().cut_off()?;
-            control.0.groups.change(&lost, super::groups::Membership::lose)
-        })
-        .await?;
+        // What is in flight ends before the loss is reported.
+        self.coordinate(&group, |leases| leases.cut_off()).await?;
+        noted?;
         Ok(v1::LoseVolumeGroupResponse { changed, cells })
     }
 
@@ -454,7 +558,8 @@ impl Control {
             0 => LEAST_GRANT.max(rate.saturating_mul(OUTAGE_SECONDS)),
             step => step,
         };
-        let _one = group.calls.lock().await;
+        // The group may have got a disk, which has to have this host's key before a cell is on it.
+        self.join_group(&group).await?;
         let free = self.coordinate(&group, |leases| leases.space()).await?.free;
         // All that is left is better than nothing.
         let grant = grant.min(free);
@@ -475,6 +580,24 @@ impl Control {
 
 fn cell_name(text: &str) -> Result<CellName, Error> {
     CellName::parse(text).ok_or_else(|| Error::invalid("name", text, CellName::ALLOWED))
+}
+
+/// Whether both ends of a device are zeroes, as they are before a pool is made on it. Blocks.
+fn is_clear(path: &Path) -> Result<bool, Error> {
+    let read = || {
+        let file = File::open(path)?;
+        let end = std::io::Seek::seek(&mut &file, std::io::SeekFrom::End(0))?;
+        let mut page = vec![0; usize::try_from(MARKED_BYTES).unwrap_or(usize::MAX)];
+        for at in [0, end.saturating_sub(MARKED_BYTES)] {
+            let length = page.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
+            file.read_exact_at(&mut page[..length], at)?;
+            if page[..length].iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    };
+    read().map_err(|error: std::io::Error| Error::file("read the ends of", path, error))
 }
 
 /// Overwrites both ends of a new cell's device: its space may have been another cell's, whose

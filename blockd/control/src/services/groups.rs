@@ -4,11 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 #[cfg(test)]
 use blockd_hosts::simulated::Member;
 use blockd_hosts::{
-    CellName, Coordinator, Fence, HostNumber, HostsError, Key, NoFence, Reservations, folder, lvm,
+    CellName, Coordinator, Device, Fence, HostNumber, HostsError, Key, NoFence, Reservations,
+    folder, lvm,
 };
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::boot_id;
@@ -20,40 +23,51 @@ use super::state_file::StateFile;
 use super::{Control, blocking};
 use crate::config::PoolConfig;
 
+/// How long the devices of groups may take to answer before what does not need them goes on.
+const START_WAIT: Duration = Duration::from_secs(10);
+
 /// Why cells were dropped.
 const FENCED: &str = "this host was fenced";
 
-/// This host's membership in one group, as it is remembered.
+/// This host's membership in one group, as it is remembered. All but the first three fields are of
+/// one incarnation: the boot.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Membership {
     name: String,
     /// Of a group that is a folder of this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     folder: Option<PathBuf>,
-    host: u16,
-    /// The devices that have this host's key.
-    devices: Vec<PathBuf>,
-    /// This host's key in this incarnation; empty before there is one.
-    key: String,
-    /// The key of this host's former incarnation, which disks may still have.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    former_key: String,
-    /// The boot in which the key was drawn.
+    /// Keys of former incarnations, which devices may still have; the last ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    former_keys: Vec<String>,
     boot: String,
-    /// The key was registered with all devices: one that is not there now was removed by a fence.
-    joined: bool,
+    host: u16,
+    /// This host's key; empty before there is one.
+    key: String,
+    /// The devices that have the key: one that has not was used for a fence.
+    devices: Vec<MemberDevice>,
+    /// Other hosts find the key in the directory.
+    is_published: bool,
     /// This incarnation may not use the group any more.
     lost: bool,
     /// Keys of other hosts that this host has removed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     removed_keys: BTreeSet<String>,
-    /// Cells that are being made: their devices hold nothing that is kept.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    making: BTreeSet<String>,
-    /// Cells whose former host was fenced, and whose pools were not opened since.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    taking: BTreeSet<String>,
+    /// Cells whose former host was fenced, with the key by which it was, and whose pools were not
+    /// opened since.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    taking: BTreeMap<String, String>,
 }
+
+/// A device by its identity, with the name that it had.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct MemberDevice {
+    id: String,
+    path: PathBuf,
+}
+
+/// Former keys that are kept: a boot that ends before the key is registered adds one.
+const MAX_FORMER_KEYS: usize = 8;
 
 /// The service that keeps a group's leases.
 pub(super) enum Backend {
@@ -68,8 +82,12 @@ pub(super) struct Group {
     pub(super) name: String,
     backend: Backend,
     member: Mutex<Membership>,
-    /// One call about its cells at a time.
-    pub(super) calls: tokio::sync::Mutex<()>,
+    /// Whether the daemon has looked since its start if this host is fenced.
+    is_checked: AtomicBool,
+    /// Whether it is looking: a device may not answer for minutes.
+    is_looked_at: AtomicBool,
+    /// The host joins or leaves once at a time.
+    pub(super) joining: tokio::sync::Mutex<()>,
 }
 
 /// All of them, in a file of the state directory.
@@ -78,6 +96,8 @@ pub(super) struct Groups {
     all: RwLock<BTreeMap<String, Arc<Group>>>,
     /// The file is written by one call at a time.
     writing: Mutex<()>,
+    /// A group is added once at a time.
+    adding: tokio::sync::Mutex<()>,
 }
 
 impl Backend {
@@ -89,12 +109,12 @@ impl Backend {
     }
 
     /// This host's number, and the devices that a fence has to cover.
-    fn look(&self) -> Result<(HostNumber, Vec<PathBuf>), HostsError> {
+    fn look(&self) -> Result<(HostNumber, Vec<Device>), HostsError> {
         match self {
             Self::Lvm(group) => group.look().map(|found| (found.host, found.devices)),
             Self::Folder(group) => group.space().map(|_| (HostNumber(1), Vec::new())),
             #[cfg(test)]
-            Self::Simulated(member) => Ok((member.host(), Vec::new())),
+            Self::Simulated(member) => Ok((member.host(), member.devices())),
         }
     }
 
@@ -123,8 +143,14 @@ impl Backend {
 
 impl Group {
     fn new(member: Membership, backend: Backend) -> Self {
-        let name = member.name.clone();
-        Self { name, backend, member: Mutex::new(member), calls: tokio::sync::Mutex::default() }
+        Self {
+            name: member.name.clone(),
+            backend,
+            member: Mutex::new(member),
+            is_checked: AtomicBool::new(false),
+            is_looked_at: AtomicBool::new(false),
+            joining: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Leases and directory. Its calls block.
@@ -145,54 +171,104 @@ impl Group {
         HostNumber(self.member.lock().host)
     }
 
+    /// This incarnation may not use the group any more, which could not be remembered.
+    pub(super) fn lose_for_now(&self) {
+        self.member.lock().lose();
+    }
+
+    /// Whether this incarnation may not use the group any more.
+    pub(super) fn is_lost(&self) -> bool {
+        let member = self.member.lock();
+        member.lost && member.is_of_this_boot()
+    }
+
     /// Why this host may not use the group now, if so.
     pub(super) fn refusal(&self) -> Option<String> {
-        let member = self.member.lock();
-        if member.lost {
+        let name = shown(&self.name);
+        if self.is_lost() {
             return Some(format!(
-                "this host was fenced from volume group {}, or has lost its membership: restart \
-                 it, or remove the group (`blockd vg remove`) and add it again once none of its \
-                 devices is left",
-                shown(&self.name)
+                "this host was fenced from volume group {name}, or has lost its membership: \
+                 restart it, or stop the group's locks, remove it (`blockd vg remove`) and add it \
+                 again"
             ));
         }
-        let is_known = !self.backend.has_keys() || (member.joined && member.boot == this_boot());
-        (!is_known).then(|| {
-            let name = shown(&self.name);
-            format!("this host has not registered with volume group {name} since it started")
+        if !self.backend.has_keys() {
+            return None;
+        }
+        let member = self.member.lock();
+        if !member.is_registered() {
+            return Some(format!("this host has not registered with volume group {name}"));
+        }
+        if !self.is_checked.load(Ordering::Acquire) {
+            return Some(format!("the disks of volume group {name} have not answered yet"));
+        }
+        (!member.is_published).then(|| {
+            format!(
+                "this host has registered with volume group {name}, and is not known there yet: \
+                 start its locks (`vgchange --lockstart {name}`), then `blockd vg add {name}`"
+            )
         })
     }
 
-    fn key(&self) -> Option<Key> {
-        Key::parse(&self.member.lock().key)
+    /// Keeps another host off all devices (H3). Blocks.
+    pub(super) fn fence(&self, host: HostNumber) -> Result<Fenced, Error> {
+        let key = self.key_of(host)?;
+        let member = self.member();
+        let own = Key::parse(&member.key).filter(|own| own.host() != host);
+        let own = own.ok_or_else(|| Error::in_use(format!("host {host}"), "is this one"))?;
+        let fence = self.backend.fence(paths_of(&member.devices));
+        let was_first = fence.fence(own, key)?;
+        Ok(Fenced {
+            key,
+            was_first,
+            is_ours: was_first || member.removed_keys.contains(&text(key)),
+        })
     }
 
-    fn fence_of_all(&self) -> Box<dyn Fence> {
-        self.backend.fence(self.member.lock().devices.clone())
-    }
-
-    /// Keeps another host off all devices (H3). Gives the key that this host was the one to remove,
-    /// now or in an earlier call; `None` where another host was. Blocks.
-    pub(super) fn fence(&self, host: HostNumber) -> Result<Option<Key>, Error> {
-        let other = self.coordinator().key_of(host)?.ok_or_else(|| {
+    /// The key by which a host is known.
+    pub(super) fn key_of(&self, host: HostNumber) -> Result<Key, Error> {
+        self.coordinator().key_of(host)?.ok_or_else(|| {
             let problem = "has published no key, and can't be fenced: switch it off, and wait \
                            until its lease has expired";
             Error::in_use(format!("host {host}"), problem)
-        })?;
-        let own = self.key().ok_or_else(|| Error::in_use("this host", "has no key"))?;
-        let was_first = self.fence_of_all().fence(own, other)?;
-        let is_ours = was_first || self.member.lock().removed_keys.contains(&other.to_string());
-        Ok(is_ours.then_some(other))
+        })
     }
 
-    /// Whether this host's key was removed from a device. Blocks.
-    fn was_fenced(&self) -> Result<bool, HostsError> {
+    /// Whether this host's key was removed from a device that the group still has. Blocks.
+    fn was_fenced(&self, present: Option<&[Device]>) -> Result<bool, HostsError> {
         let member = self.member();
-        let Some(key) = Key::parse(&member.key).filter(|_| member.joined && !member.lost) else {
+        let Some(key) = Key::parse(&member.key).filter(|_| member.is_registered()) else {
             return Ok(false);
         };
-        Ok(!self.fence_of_all().is_member(key)?)
+        let devices = match present {
+            None => paths_of(&member.devices),
+            Some(present) => {
+                let is_known =
+                    |one: &&Device| member.devices.iter().any(|other| other.id == one.id);
+                present.iter().filter(is_known).map(|one| one.path.clone()).collect()
+            }
+        };
+        Ok(!self.backend.fence(devices).is_member(key)?)
     }
+}
+
+/// The end of a fence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fenced {
+    /// The key that no device has any more.
+    pub(super) key: Key,
+    /// This call has removed it.
+    pub(super) was_first: bool,
+    /// This host has, now or in an earlier call.
+    pub(super) is_ours: bool,
+}
+
+fn paths_of(devices: &[MemberDevice]) -> Vec<PathBuf> {
+    devices.iter().map(|device| device.path.clone()).collect()
+}
+
+fn text(key: Key) -> String {
+    key.to_string()
 }
 
 impl Groups {
@@ -200,7 +276,8 @@ impl Groups {
         let advice = "correct it, or remove it and add the volume groups again once this host was \
                       restarted";
         let file = StateFile::new(state_dir, "groups.json").with_advice(advice);
-        Self { file, all: RwLock::default(), writing: Mutex::default() }
+        let (all, writing) = (RwLock::default(), Mutex::default());
+        Self { file, all, writing, adding: tokio::sync::Mutex::default() }
     }
 
     fn read(&self) -> Result<(), Error> {
@@ -234,6 +311,10 @@ impl Groups {
         change: impl FnOnce(&mut Membership),
     ) -> Result<(), Error> {
         let _one = self.writing.lock();
+        if !self.get(&group.name).is_some_and(|known| std::ptr::eq(&raw const *known, group)) {
+            let problem = "was removed meanwhile";
+            return Err(Error::in_use(format!("volume group {}", shown(&group.name)), problem));
+        }
         let mut member = group.member();
         change(&mut member);
         if member == group.member() {
@@ -256,28 +337,51 @@ impl Groups {
 
     #[cfg(test)]
     pub(super) fn add_simulated(&self, name: &str, member: Member) {
-        let record = Membership::new(name, None, member.host());
+        let record = Membership::new(name, None);
         let group = Group::new(record, Backend::Simulated(member));
         self.all.write().insert(name.to_owned(), Arc::new(group));
     }
 }
 
 impl Membership {
-    fn new(name: &str, folder: Option<PathBuf>, host: HostNumber) -> Self {
+    fn new(name: &str, folder: Option<PathBuf>) -> Self {
         Self {
             name: name.to_owned(),
             folder,
-            host: host.0,
-            devices: Vec::new(),
-            key: String::new(),
-            former_key: String::new(),
+            former_keys: Vec::new(),
             boot: String::new(),
-            joined: false,
+            host: 0,
+            key: String::new(),
+            devices: Vec::new(),
+            is_published: false,
             lost: false,
             removed_keys: BTreeSet::new(),
-            making: BTreeSet::new(),
-            taking: BTreeSet::new(),
+            taking: BTreeMap::new(),
         }
+    }
+
+    fn is_of_this_boot(&self) -> bool {
+        self.boot == this_boot()
+    }
+
+    fn is_registered(&self) -> bool {
+        self.is_of_this_boot() && !self.devices.is_empty()
+    }
+
+    /// Begins another incarnation, with a key of its own.
+    fn begin(&mut self, host: HostNumber, key: String, published: Option<Key>) {
+        let former = std::mem::replace(&mut self.key, key);
+        for one in [former].into_iter().chain(published.map(text)) {
+            if !one.is_empty() && !self.former_keys.contains(&one) {
+                self.former_keys.push(one);
+            }
+        }
+        let surplus = self.former_keys.len().saturating_sub(MAX_FORMER_KEYS);
+        self.former_keys.drain(..surplus);
+        (self.boot, self.host) = (this_boot(), host.0);
+        (self.is_published, self.lost) = (false, false);
+        self.devices.clear();
+        self.taking.clear();
     }
 
     /// Notes that this host has removed a key. Older ones of the same host are of no use any more.
@@ -285,25 +389,20 @@ impl Membership {
         let is_of_other =
             |one: &String| Key::parse(one).is_some_and(|one| one.host() != key.host());
         self.removed_keys.retain(is_of_other);
-        self.removed_keys.insert(key.to_string());
+        self.removed_keys.insert(text(key));
     }
 
-    /// Marks a cell as being made, or not any more.
-    pub(super) fn set_making(&mut self, cell: &CellName, is: bool) {
-        set(&mut self.making, cell, is);
-    }
-
-    pub(super) fn is_making(&self, cell: &CellName) -> bool {
-        self.making.contains(cell.as_str())
-    }
-
-    /// Marks a cell as being taken from a host that was fenced, or not any more.
-    pub(super) fn set_taking(&mut self, cell: &CellName, is: bool) {
-        set(&mut self.taking, cell, is);
+    /// Notes that a cell is being taken from a host that was fenced by this key; `None`: not any
+    /// more.
+    pub(super) fn set_taking(&mut self, cell: &CellName, key: Option<Key>) {
+        match key {
+            Some(key) => self.taking.insert(cell.to_string(), text(key)),
+            None => self.taking.remove(cell.as_str()),
+        };
     }
 
     pub(super) fn is_taking(&self, cell: &CellName) -> bool {
-        self.taking.contains(cell.as_str())
+        self.is_of_this_boot() && self.taking.contains_key(cell.as_str())
     }
 
     /// This host's key as it is shown.
@@ -319,19 +418,8 @@ impl Membership {
 
     /// This incarnation may not use the group any more.
     pub(super) fn lose(&mut self) {
-        self.lost = true;
+        (self.boot, self.lost) = (this_boot(), true);
     }
-
-    pub(super) const fn is_lost(&self) -> bool {
-        self.lost
-    }
-}
-
-fn set(names: &mut BTreeSet<String>, cell: &CellName, is: bool) {
-    match is {
-        true => names.insert(cell.to_string()),
-        false => names.remove(cell.as_str()),
-    };
 }
 
 fn this_boot() -> String {
@@ -339,17 +427,26 @@ fn this_boot() -> String {
 }
 
 impl Control {
-    /// Reads which groups there are, before a pool is opened, and looks whether this host was
-    /// fenced from one while the daemon was down (H5). Pools of cells that this host has not any
-    /// more are forgotten.
+    /// Reads which groups there are, before a pool is opened. Looks whether this host was fenced
+    /// from one while the daemon was down (H5), and registers with the devices after a boot, which
+    /// the locks of the group need (H1). Groups whose devices do not answer in time are looked at
+    /// later: their pools are opened then. Pools of cells that this host has not any more are
+    /// forgotten.
     ///
     /// # Errors
     /// If the list can't be read: pools in its cells could be opened against the rules.
     pub async fn start_groups(&self) -> Result<(), Error> {
         let control = self.clone();
         blocking(move || control.0.groups.read()).await?;
+        let mut looks = tokio::task::JoinSet::new();
         for group in self.0.groups.all() {
-            self.look_at_membership(&group).await;
+            let control = self.clone();
+            looks.spawn(async move { control.enter_group(&group).await });
+        }
+        let all = async { while looks.join_next().await.is_some() {} };
+        if tokio::time::timeout(START_WAIT, all).await.is_err() {
+            tracing::warn!("disks of a volume group do not answer: its cells are opened later");
+            looks.detach_all();
         }
         for config in self.remembered_pools()? {
             let device = &config.devices[0].path;
@@ -361,6 +458,28 @@ impl Control {
             }
         }
         Ok(())
+    }
+
+    /// The part of the start that is about one group.
+    async fn enter_group(&self, group: &Arc<Group>) {
+        self.look_at_membership(group).await;
+        if !group.is_lost()
+            && !group.member().is_registered()
+            && let Err(error) = self.join_group(group).await
+        {
+            tracing::info!(group = group.name, %error, "the group is not used yet");
+        }
+        // Those that could not be opened before the group was looked at.
+        for known in self.known_pools() {
+            let is_in =
+                known.paths().iter().any(|path| group.coordinator().cell_at(path).is_some());
+            if is_in && known.state.is_err() && !known.is_closed() && group.refusal().is_none() {
+                let name = &known.config.name;
+                if let Err(error) = self.reopen_pool(name).await {
+                    tracing::warn!(pool = name, %error, "the pool is still not open");
+                }
+            }
+        }
     }
 
     /// A group by name.
@@ -379,90 +498,94 @@ impl Control {
         Ok(())
     }
 
-    /// Registers this host with a group's devices, unless that was done since the host started
-    /// (H1). Devices that the group has got since are registered with too.
+    /// Registers this host with a group's devices, and says so to the other hosts, unless that was
+    /// done since the host started (H1). Devices that the group has got since are registered with
+    /// too. Registering needs no locks of the group, whose lock manager needs to be registered.
     pub(super) async fn join_group(&self, group: &Arc<Group>) -> Result<(), Error> {
-        if group.member().lost {
+        let _one = group.joining.lock().await;
+        if group.is_lost() {
             return Err(Error::in_use("volume group:", group.refusal().unwrap_or_default()));
         }
         let (control, joining) = (self.clone(), Arc::clone(group));
         let joined = blocking(move || {
             let (host, devices) = joining.backend.look()?;
-            if !joining.backend.has_keys() {
-                return control.0.groups.change(&joining, |member| member.joined = true);
-            }
-            control.join_devices(&joining, host, devices)
+            control.register(&joining, host, &devices)?;
+            joining.is_checked.store(true, Ordering::Release);
+            control.publish(&joining)
         });
         let joined = joined.await;
-        if group.member().lost {
+        if group.is_lost() {
             self.drop_cells(group, FENCED).await;
         }
         joined
     }
 
-    fn join_devices(
-        &self,
-        group: &Group,
-        host: HostNumber,
-        devices: Vec<PathBuf>,
-    ) -> Result<(), Error> {
+    fn register(&self, group: &Group, host: HostNumber, devices: &[Device]) -> Result<(), Error> {
         let (groups, member) = (&self.0.groups, group.member());
-        let is_same = member.boot == this_boot() && member.host == host.0 && !member.key.is_empty();
-        let key = match Key::parse(&member.key).filter(|_| is_same) {
-            Some(key) => key,
-            None => {
-                let key = Key::new(host, fastrand::u32(..));
-                let former = group.coordinator().key_of(host)?;
-                groups.change(group, |member| {
-                    member.former_key = former.map(|key| key.to_string()).unwrap_or_default();
-                    (member.key, member.boot) = (key.to_string(), this_boot());
-                    (member.host, member.joined, member.devices) = (host.0, false, Vec::new());
-                })?;
-                key
-            }
-        };
+        let what = || format!("volume group {}", shown(&group.name));
+        if member.is_of_this_boot() && !member.key.is_empty() && member.host != host.0 {
+            let problem = format!(
+                "knows this host as {}, and its number is {host} now: restart the host",
+                member.host
+            );
+            return Err(Error::in_use(what(), problem));
+        }
+        if !member.is_of_this_boot() || member.key.is_empty() {
+            let key = Key::new(host, fastrand::u32(..));
+            let published = group.coordinator().key_of(host)?;
+            groups.change(group, |member| member.begin(host, text(key), published))?;
+        }
         // Not the devices that had the key before: it may have been removed by a fence.
-        let member = group.member();
-        let known = if member.joined { member.devices } else { Vec::new() };
-        if group.was_fenced()? {
+        if group.was_fenced(Some(devices))? {
             groups.change(group, Membership::lose)?;
-            return Err(HostsError::Fenced { group: format!("volume group {}", group.name) }.into());
+            return Err(HostsError::Fenced { group: what() }.into());
         }
-        let new: Vec<_> = devices.iter().filter(|one| !known.contains(one)).cloned().collect();
-        if group.member().joined && new.is_empty() {
-            return Ok(());
+        let member = group.member();
+        let is_known = |one: &Device| member.devices.iter().any(|other| other.id == one.id);
+        let new: Vec<_> = devices.iter().filter(|one| !is_known(one)).collect();
+        if !new.is_empty()
+            && let Some(key) = Key::parse(&member.key)
+        {
+            let former: Vec<_> =
+                member.former_keys.iter().filter_map(|one| Key::parse(one)).collect();
+            let paths = new.into_iter().map(|one| one.path.clone()).collect();
+            group.backend.fence(paths).join(key, &former)?;
         }
-        group.coordinator().publish_key(key)?;
-        group.backend.fence(new).join(key, Key::parse(&group.member().former_key))?;
-        groups.change(group, |member| (member.devices, member.joined) = (devices, true))
+        let device = |one: &Device| MemberDevice { id: one.id.clone(), path: one.path.clone() };
+        let devices = devices.iter().map(device).collect();
+        groups.change(group, |member| member.devices = devices)
     }
 
-    /// Makes a group known.
+    fn publish(&self, group: &Group) -> Result<(), Error> {
+        let member = group.member();
+        let Some(key) = Key::parse(&member.key).filter(|_| !member.is_published) else {
+            return Ok(());
+        };
+        group.coordinator().publish_key(key)?;
+        self.0.groups.change(group, |member| member.is_published = true)
+    }
+
+    /// Makes a group known. That its locks are not started yet is no error: a host registers first.
     pub(super) async fn add_group(&self, name: &str, folder: &str) -> Result<bool, Error> {
         let folder = checked_group(name, folder)?;
+        if folder.is_none() && self.node().is_none() {
+            let allowed = "given, as this host has no identity: a UUID";
+            return Err(Error::invalid("node.id", "", allowed));
+        }
+        let _one = self.0.groups.adding.lock().await;
         if let Some(known) = self.0.groups.get(name) {
-            if known.folder() != folder {
-                let text = |path: Option<PathBuf>| {
-                    path.map_or_else(|| "none".to_owned(), |path| path.display().to_string())
-                };
-                return Err(Error::Exists {
-                    what: "volume group",
-                    name: shown(name),
-                    field: "folder".to_owned(),
-                    existing: text(known.folder()),
-                    asked: text(folder),
-                });
-            }
+            refuse_other_folder(&known, folder)?;
             self.join_group(&known).await?;
             return Ok(false);
         }
         let backend = Backend::of(name, folder.as_deref());
-        let look = move || backend.look().map(|(host, _)| host).map_err(Error::from);
-        let host = blocking(look).await?;
-        let backend = Backend::of(name, folder.as_deref());
-        let group = Arc::new(Group::new(Membership::new(name, folder, host), backend));
+        let group = Arc::new(Group::new(Membership::new(name, folder), backend));
         self.0.groups.all.write().insert(name.to_owned(), Arc::clone(&group));
         if let Err(error) = self.join_group(&group).await {
+            if group.member().is_registered() {
+                tracing::info!(group = name, %error, "registered; the group's locks are awaited");
+                return Ok(true);
+            }
             // The key may be registered with some devices already: it is removed from them.
             if self.leave_group(&group).await.is_err() {
                 let control = self.clone();
@@ -475,11 +598,15 @@ impl Control {
 
     /// Removes this host's key from a group's devices, and forgets the group.
     pub(super) async fn leave_group(&self, group: &Arc<Group>) -> Result<(), Error> {
+        let _one = group.joining.lock().await;
         let (control, group) = (self.clone(), Arc::clone(group));
         blocking(move || {
-            if let Some(key) = group.key().filter(|_| !group.member().lost) {
+            if let Some(key) = Key::parse(&group.member().key).filter(|_| !group.is_lost()) {
                 let devices = group.backend.look().map(|(_, devices)| devices);
-                let devices = devices.unwrap_or_else(|_| group.member().devices);
+                let devices = match devices {
+                    Ok(devices) => devices.into_iter().map(|one| one.path).collect(),
+                    Err(_) => paths_of(&group.member().devices),
+                };
                 group.backend.fence(devices).leave(key)?;
             }
             control.0.groups.forget(&group.name)
@@ -489,34 +616,61 @@ impl Control {
 
     /// Looks whether this host was fenced from a group. A device that can't be asked is no fence.
     async fn look_at_membership(&self, group: &Arc<Group>) {
+        if group.is_looked_at.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let (control, looked_at) = (self.clone(), Arc::clone(group));
         let looked = blocking(move || {
-            let was_fenced = looked_at.member().boot == this_boot() && looked_at.was_fenced()?;
+            let was_fenced = !looked_at.is_lost() && looked_at.was_fenced(None)?;
             if was_fenced {
                 control.0.groups.change(&looked_at, Membership::lose)?;
             }
             Ok(was_fenced)
         });
         match looked.await {
-            Ok(false) => {}
-            Ok(true) => {
-                self.drop_cells(group, FENCED).await;
+            Ok(was_fenced) => {
+                group.is_checked.store(true, Ordering::Release);
+                if was_fenced {
+                    self.drop_cells(group, FENCED).await;
+                }
             }
             Err(error) => {
                 tracing::warn!(group = group.name, %error, "can't see whether this host is fenced");
             }
         }
+        group.is_looked_at.store(false, Ordering::Release);
     }
 
-    /// Looks at all memberships. To be called every few seconds: a host that has no IO does not
-    /// meet its fence otherwise.
+    /// Looks at all memberships, side by side. To be called every few seconds: a host that has no
+    /// IO does not meet its fence otherwise.
     pub async fn watch_groups(&self) {
+        let mut looks = tokio::task::JoinSet::new();
         for group in self.0.groups.all() {
-            if !group.member().lost {
-                self.look_at_membership(&group).await;
-            }
+            let control = self.clone();
+            looks.spawn(async move { control.look_at_membership(&group).await });
         }
+        let all = async { while looks.join_next().await.is_some() {} };
+        // One that does not answer is looked at by its own task, and not twice.
+        let _ = tokio::time::timeout(START_WAIT, all).await;
+        looks.detach_all();
     }
+}
+
+/// Refuses a group that is known with another folder.
+fn refuse_other_folder(known: &Group, folder: Option<PathBuf>) -> Result<(), Error> {
+    if known.folder() == folder {
+        return Ok(());
+    }
+    let text = |path: Option<PathBuf>| {
+        path.map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+    };
+    Err(Error::Exists {
+        what: "volume group",
+        name: shown(&known.name),
+        field: "folder".to_owned(),
+        existing: text(known.folder()),
+        asked: text(folder),
+    })
 }
 
 /// Checks the name of a group, and gives its folder.

@@ -91,6 +91,10 @@ impl Control {
         let _name = self.0.making_pools.lock(&name).await;
         let _place = self.0.making_pools.lock(&asked.path).await;
         let handle = self.pool(&name)?;
+        if handle.devices().iter().any(|device| self.is_in_cell(&device.path)) {
+            let problem = "lies in a cell, which has one device: its group makes it larger";
+            return Err(Error::in_use(format!("pool {}", shown(&name)), problem));
+        }
         let devices = self.lock_devices_of(&handle).await;
         let leaving = handle.evacuation(None).await.map_err(|error| pool_error(&name, error))?;
         let (open, named) = (handle.clone(), path.clone());

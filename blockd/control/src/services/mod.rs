@@ -141,6 +141,8 @@ struct Inner {
     regions: Arc<regions::Book>,
     /// Storage that several hosts reach.
     groups: groups::Groups,
+    /// One operation at a time on each cell, by its group's name and its own.
+    cells: making::NamedLocks,
     attachments: Attachments,
     events: Arc<EventHub>,
     nbd: RwLock<Vec<NbdAddress>>,
@@ -244,6 +246,7 @@ impl Control {
             closed,
             regions,
             groups,
+            cells: making::NamedLocks::default(),
             attachments,
             events: Arc::default(),
             nbd: RwLock::default(),

@@ -51,6 +51,10 @@ pub(super) struct RememberedPmem {
     erase: bool,
 }
 
+/// Records of the delta ring of a cell, for each worker: a host has many cells, whose rings are
+/// locked in memory. Half of them begin a commit.
+const CELL_RING_RECORDS: u64 = 1024;
+
 /// The state of a pool that was opened by a call and could not be remembered.
 const NOT_REMEMBERED: &str =
     "the pool is open, and the next start of the daemon will not open it: repeat the call";
@@ -207,7 +211,10 @@ impl Control {
         id: Option<[u8; 16]>,
     ) -> Result<PoolHandle, Unopened> {
         self.refuse_lost_cell(config).map_err(Unopened::from)?;
-        let (wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
+        let (mut wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
+        if self.is_in_cell(&config.devices[0].path) {
+            wanted.ring_records = wanted.ring_records.min(CELL_RING_RECORDS);
+        }
         let node = self.0.options.node.map_or(0, NodeId::number);
         let others = self.devices_of_others(&config.name);
         let (book, served) = (Arc::clone(&self.0.regions), Arc::clone(&self.0.served));

@@ -442,7 +442,7 @@ impl Calls for Control {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
             let changed = control.add_group(&asked.name, &asked.folder).await?;
-            let group = control.describe_group(control.group(&asked.name)?).await?;
+            let group = control.describe_group(control.group(&asked.name)?).await;
             Ok(v1::AddVolumeGroupResponse { changed, group: Some(group) })
         })
         .await

@@ -52,6 +52,19 @@ impl Hosts {
         make_volume(&mut self.this, cell, "v").await;
     }
 
+    /// This host was switched off and on, and its daemon has started.
+    async fn boot_this(&mut self) {
+        self.array.boot(THIS);
+        let control = &self.this.control;
+        let group = control.group(GROUP).unwrap();
+        control.0.groups.change(&group, |member| member.forget_boot()).unwrap();
+        for known in control.known_pools() {
+            control.forget_pool(&known.config.name).await.unwrap();
+        }
+        let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+        self.this.client.add_volume_group(request).await.unwrap();
+    }
+
     /// This host stops at once: nothing is closed in order. Its locks are free.
     async fn die(&self, cell: &str) {
         let handle = self.this.control.pool(cell).unwrap();
@@ -160,7 +173,7 @@ async fn a_host_that_was_not_the_one_to_fence_waits_for_the_lease() {
     hosts.die("two").await;
     let third = hosts.array.member(HostNumber(3));
     let (own, dead) = (Key::new(HostNumber(3), 7), group(&mut hosts.this).await.key);
-    third.join(own, None).unwrap();
+    third.join(own, &[]).unwrap();
     assert!(third.fence(own, Key::parse(&dead).unwrap()).unwrap());
     let array = hosts.array.clone();
     let expiry = tokio::spawn(async move {
@@ -191,18 +204,53 @@ async fn a_host_that_was_fenced_stops_all_of_its_cells_and_registers_no_more() {
 }
 
 #[tokio::test]
-async fn a_host_that_was_restarted_has_a_new_key_in_place_of_its_former_one() {
+async fn a_host_that_was_restarted_has_a_new_key_and_takes_its_own_cells_back() {
     let mut hosts = Hosts::new().await;
-    let before = Key::parse(&group(&mut hosts.this).await.key).unwrap();
-    let known = hosts.this.control.group(GROUP).unwrap();
-    hosts.this.control.0.groups.change(&known, |member| member.forget_boot()).unwrap();
-    let failure = group(&mut hosts.this).await.failure;
-    assert!(failure.contains("has not registered"), "{failure}");
     hosts.create("one").await;
+    let before = Key::parse(&group(&mut hosts.this).await.key).unwrap();
+    hosts.die("one").await;
+    hosts.boot_this().await;
+    let free = ("one".to_owned(), v1::CellState::Free, 0);
+    assert_eq!(states(&mut hosts.this).await, [free]);
+    let taken = hosts.this.client.take_cell(taking("one", false)).await.unwrap().into_inner();
+    assert!(taken.changed && taken.fenced_host == 0);
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
     let after = Key::parse(&group(&mut hosts.this).await.key).unwrap();
     let member = hosts.array.member(THIS);
     assert!(after != before && member.is_member(after).unwrap());
     assert!(!member.is_member(before).unwrap(), "both keys are registered");
+}
+
+#[tokio::test]
+async fn a_host_that_was_fenced_comes_back_by_a_restart() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    hosts.other.client.take_cell(taking("one", true)).await.unwrap();
+    hosts.this.control.watch_groups().await;
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap_err();
+    hosts.boot_this().await;
+    hosts.other.client.release_cell(releasing("one")).await.unwrap();
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_host_that_came_back_during_a_takeover_is_fenced_again() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    let group = hosts.other.control.group(GROUP).unwrap();
+    let fenced = group.fence(THIS).unwrap();
+    assert!(fenced.was_first && fenced.is_ours);
+    let note = |member: &mut super::groups::Membership| member.note_removed(fenced.key);
+    hosts.other.control.0.groups.change(&group, note).unwrap();
+    hosts.boot_this().await;
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    // The fence of the former incarnation is none of this one, whatever was noted.
+    let taken = hosts.other.client.take_cell(taking("one", true)).await;
+    let key = Key::parse(&self::group(&mut hosts.this).await.key).unwrap();
+    assert!(!hosts.array.member(THIS).is_member(key).unwrap(), "{taken:?}");
 }
 
 #[tokio::test]
@@ -214,9 +262,12 @@ async fn a_takeover_that_was_interrupted_goes_on() {
     // The daemon ended after the fence and the lease, before it opened the pool.
     let group = hosts.other.control.group(GROUP).unwrap();
     let name = CellName::parse("one").unwrap();
-    group.fence(THIS).unwrap().unwrap();
-    hosts.other.control.0.groups.change(&group, |member| member.set_taking(&name, true)).unwrap();
+    let key = group.fence(THIS).unwrap().key;
     hosts.array.member(OTHER).acquire(&name).unwrap();
+    let note = |member: &mut super::groups::Membership| member.set_taking(&name, Some(key));
+    hosts.other.control.0.groups.change(&group, note).unwrap();
+    let error = hosts.other.client.release_cell(releasing("one")).await.unwrap_err();
+    assert!(error.message().contains("was not closed in order"), "{error}");
     let taken = hosts.other.client.take_cell(taking("one", false)).await.unwrap().into_inner();
     assert!(taken.changed);
     assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
@@ -274,6 +325,19 @@ async fn a_cell_grows_from_its_group_and_takes_what_is_left_of_it() {
 }
 
 #[tokio::test]
+async fn a_cell_gets_no_device_that_other_hosts_would_miss() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let request = v1::AddPoolDeviceRequest {
+        name: "one".to_owned(),
+        path: "/srv/other".to_owned(),
+        ..Default::default()
+    };
+    let error = hosts.this.client.add_pool_device(request).await.unwrap_err();
+    assert!(error.message().contains("lies in a cell"), "{error}");
+}
+
+#[tokio::test]
 async fn a_lost_membership_drops_the_cells_of_its_group_alone() {
     let mut hosts = Hosts::new().await;
     hosts.create("one").await;
@@ -295,23 +359,69 @@ async fn a_lost_membership_drops_the_cells_of_its_group_alone() {
 #[tokio::test]
 async fn a_cell_that_a_crash_has_left_half_made_is_made() {
     let mut hosts = Hosts::new().await;
-    let group = hosts.this.control.group(GROUP).unwrap();
     let name = CellName::parse("one").unwrap();
-    hosts.this.control.0.groups.change(&group, |member| member.set_making(&name, true)).unwrap();
     let cell = hosts.array.member(THIS).create(&name, 64 << 20).unwrap();
     // Its space was another's before.
-    std::os::unix::fs::FileExt::write_all_at(
-        &std::fs::File::options().write(true).open(&cell.path).unwrap(),
-        b"the data of a former cell",
-        4096,
-    )
-    .unwrap();
+    let former = || std::fs::File::options().write(true).open(&cell.path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&former(), b"a former cell", 4096).unwrap();
+    let error = hosts.this.client.take_cell(taking("one", false)).await.unwrap_err();
+    assert!(error.message().contains("`blockd cell create` finishes it"), "{error}");
+    // Also after a restart of the host.
+    hosts.boot_this().await;
     hosts.create("one").await;
-    assert!(!group.member().is_making(&name));
+    // One whose ends were cleared, and which has no pool yet.
+    let two = CellName::parse("two").unwrap();
+    hosts.array.member(THIS).create(&two, 64 << 20).unwrap();
+    hosts.array.member(THIS).finish(&two).unwrap();
+    hosts.create("two").await;
     // One that another host makes is not touched.
-    hosts.array.member(OTHER).create(&CellName::parse("two").unwrap(), 64 << 20).unwrap();
-    let error = hosts.this.client.create_cell(creation("two")).await.unwrap_err();
-    assert!(error.message().contains("cell two exists"), "{error}");
+    hosts.array.member(OTHER).create(&CellName::parse("three").unwrap(), 64 << 20).unwrap();
+    let error = hosts.this.client.create_cell(creation("three")).await.unwrap_err();
+    assert!(error.message().contains("cell three exists"), "{error}");
+}
+
+#[tokio::test]
+async fn a_cell_with_a_pool_is_never_made_anew_or_deleted_unseen() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let export = v1::ExportPoolRequest { name: "one".to_owned(), force: false };
+    hosts.this.client.export_pool(export).await.unwrap();
+    let error = hosts.this.client.create_cell(creation("one")).await.unwrap_err();
+    assert!(error.message().contains("cell one exists"), "{error}");
+    let delete =
+        |force| v1::DeleteCellRequest { group: GROUP.to_owned(), name: "one".to_owned(), force };
+    // Also one whose superblocks can't be read.
+    for damage in [false, true] {
+        if damage {
+            let path = hosts.array.member(THIS).cells().unwrap()[0].path.clone();
+            let file = std::fs::File::options().write(true).open(path).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, &[7; 8192], 0).unwrap();
+        }
+        let error = hosts.this.client.delete_cell(delete(false)).await.unwrap_err();
+        assert!(error.message().contains("has a pool that is not open"), "{error}");
+    }
+    assert!(hosts.this.client.delete_cell(delete(true)).await.unwrap().into_inner().changed);
+}
+
+#[tokio::test]
+async fn a_second_host_registers_before_it_can_write_the_directory() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let third = hosts.array.member(HostNumber(3));
+    third.cells().unwrap_err();
+    let mut rig = Rig::of_other_node("5f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f").await;
+    rig.control.0.groups.add_simulated(GROUP, third);
+    hosts.array.set_away(true);
+    let request = || v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    // Its locks are not started yet, which need the registration.
+    rig.client.add_volume_group(request()).await.unwrap_err();
+    let group = self::group(&mut rig).await;
+    assert!(group.failure.contains("is not known there yet"), "{}", group.failure);
+    let key = Key::parse(&group.key).unwrap();
+    assert!(hosts.array.member(HostNumber(3)).is_member(key).unwrap());
+    hosts.array.set_away(false);
+    rig.client.add_volume_group(request()).await.unwrap();
+    assert_eq!(self::group(&mut rig).await.failure, "");
 }
 
 #[tokio::test]

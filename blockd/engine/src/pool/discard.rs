@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use blockd_mapper::io::{IoCommand, IoError, IoOp};
 use blockd_media::Device;
 use blockd_media::pool::PoolError;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::handle::Shared;
 
@@ -15,42 +16,93 @@ use super::handle::Shared;
 /// devices, and a fraction of a second where a device writes zeroes instead.
 const PIECE_BYTES: u64 = 64 << 20;
 
-/// Discards what the pool's thread sends, one command after the other: a device may take long.
+/// Discards that may wait for the media: the engine sends fewer.
+const MAX_DISCARDS: usize = 1024;
+
+/// A command that has come back.
+type Discarded = (IoCommand, Result<(), IoError>);
+
+/// The pool's side of the thread that discards, which is started with the first discard: most pools
+/// of a host may have none for long.
 #[derive(Debug)]
 pub(super) struct Discarder {
-    shared: Arc<Shared>,
-    /// Set to skip the discards that have not begun.
-    skips: Arc<AtomicBool>,
-    /// Set once something was left out: what was to be erased is there still.
-    left_out: Arc<AtomicBool>,
+    worker: Worker,
+    channels: Option<(Sender<IoCommand>, Receiver<Discarded>)>,
 }
 
 impl Discarder {
-    pub(super) const fn new(
-        shared: Arc<Shared>,
-        skips: Arc<AtomicBool>,
-        left_out: Arc<AtomicBool>,
-    ) -> Self {
-        Self { shared, skips, left_out }
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let (skips, left_out) = (Arc::default(), Arc::default());
+        Self { worker: Worker { shared, skips, left_out }, channels: None }
     }
 
+    /// Begins a discard; gives it back, to be left out, where there is no thread or no room for it.
+    pub(super) fn begin(&mut self, command: IoCommand) -> Result<(), IoCommand> {
+        if self.channels.is_none() {
+            match self.worker.start() {
+                Ok(channels) => self.channels = Some(channels),
+                Err(error) => tracing::warn!(%error, "a discard is left out"),
+            }
+        }
+        let sent = match &self.channels {
+            Some((send, _)) => {
+                send.try_send(command).map_err(crossbeam_channel::TrySendError::into_inner)
+            }
+            None => Err(command),
+        };
+        if sent.is_err() {
+            self.worker.left_out.store(true, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    /// The next command that has come back, if one has.
+    pub(super) fn ended(&self) -> Option<Discarded> {
+        self.channels.as_ref()?.1.try_recv().ok()
+    }
+
+    /// The same, after a wait for it; `None` when the time is over.
+    pub(super) fn ended_within(&self, time: Duration) -> Option<Discarded> {
+        self.channels.as_ref()?.1.recv_timeout(time).ok()
+    }
+
+    /// Skips the discards that have not begun.
+    pub(super) fn skip(&self) {
+        self.worker.skips.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether something was left out: what was to be erased is there still.
+    pub(super) fn has_left_out(&self) -> bool {
+        self.worker.left_out.load(Ordering::Relaxed)
+    }
+}
+
+/// Discards what the pool's thread sends, one command after the other: a device may take long.
+#[derive(Clone, Debug)]
+struct Worker {
+    shared: Arc<Shared>,
+    skips: Arc<AtomicBool>,
+    left_out: Arc<AtomicBool>,
+}
+
+impl Worker {
     /// Starts the thread. It ends with the sender of commands.
-    pub(super) fn start(
-        self,
-        commands: Receiver<IoCommand>,
-        ended: Sender<(IoCommand, Result<(), IoError>)>,
-    ) -> Result<(), PoolError> {
+    fn start(&self) -> Result<(Sender<IoCommand>, Receiver<Discarded>), PoolError> {
+        let (send, commands) = bounded::<IoCommand>(MAX_DISCARDS);
+        let (ended, receive) = bounded(MAX_DISCARDS);
+        let worker = self.clone();
         let run = move || {
             for command in commands {
-                let result = self.discard(&command);
+                let result = worker.discard(&command);
                 if ended.send((command, result)).is_err() {
                     return;
                 }
-                self.shared.doorbell.ring();
+                worker.shared.doorbell.ring();
             }
         };
         let thread = std::thread::Builder::new().name("discard".to_owned()).spawn(run);
-        thread.map(drop).map_err(PoolError::io("start a thread for", "discards"))
+        thread.map_err(PoolError::io("start a thread for", "discards"))?;
+        Ok((send, receive))
     }
 
     fn discard(&self, command: &IoCommand) -> Result<(), IoError> {

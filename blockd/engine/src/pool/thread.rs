@@ -7,7 +7,7 @@ mod commands;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_mapper::engine::{ControlId, Engine, Outcome};
@@ -19,7 +19,6 @@ use blockd_media::clock::Clock;
 use blockd_media::pool::ownership::Ownership;
 use blockd_media::pool::{PoolError, PoolSpec, storage};
 use blockd_media::{Doorbell, Gate};
-use crossbeam_channel::{Receiver, Sender, bounded};
 use futures_channel::{mpsc, oneshot};
 
 use super::discard::Discarder;
@@ -40,9 +39,6 @@ const SPACE_PAUSE_NS: u64 = 250_000_000;
 const LOOK_NS: u64 = 1_000_000_000;
 /// The longest sleep, so that a clock that was set wrong does no harm.
 const MAX_SLEEP_NS: u64 = 10_000_000_000;
-/// Discards that may wait for the media: the engine sends fewer.
-const MAX_DISCARDS: usize = 1024;
-
 /// IOs of its own that are watched at a time: the engine has fewer under way.
 const WATCHED: usize = 64;
 
@@ -67,13 +63,8 @@ pub(super) struct PoolThread {
     /// Writes that wait until the claim is renewed; tried again at the same time.
     late: VecDeque<IoCommand>,
     retry_at: u64,
-    /// To and from the thread that waits for discards.
-    to_discard: Sender<IoCommand>,
-    discarded: Receiver<(IoCommand, Result<(), IoError>)>,
-    /// Discards that have not begun are skipped, as the pool is closed.
-    skips_discards: Arc<AtomicBool>,
-    /// A discard was left out, so that not all that was freed has been overwritten.
-    left_out: Arc<AtomicBool>,
+    /// The thread that waits for discards.
+    discarder: Discarder,
     /// Commands begun that have not ended yet.
     under_way: usize,
     /// The thread's statistics of the devices, and the command of each of its places; 0 for none.
@@ -134,13 +125,7 @@ impl PoolThread {
             ring_file,
         });
         let (send, asks) = mailbox(MAX_WAITING);
-        let (to_discard, discards) = bounded(MAX_DISCARDS);
-        let (ended, discarded) = bounded(MAX_DISCARDS);
-        let skips_discards = Arc::new(AtomicBool::new(false));
-        let left_out = Arc::new(AtomicBool::new(false));
-        let (skips, left) = (Arc::clone(&skips_discards), Arc::clone(&left_out));
-        let discarder = Discarder::new(Arc::clone(&shared), skips, left);
-        discarder.start(discards, ended)?;
+        let discarder = Discarder::new(Arc::clone(&shared));
         let handle = PoolHandle { shared: Arc::clone(&shared), asks: send };
         let thread = Self {
             shared,
@@ -154,10 +139,7 @@ impl PoolThread {
             starved: VecDeque::with_capacity(64),
             late: VecDeque::with_capacity(64),
             retry_at: 0,
-            to_discard,
-            discarded,
-            skips_discards,
-            left_out,
+            discarder,
             under_way: 0,
             seen,
             watched: [0; WATCHED],
@@ -240,25 +222,26 @@ impl PoolThread {
         while self.closed && self.under_way > 0 {
             let is_late = self.shared.released.is_set();
             let left = if is_late { Duration::MAX } else { DISCARD_LIMIT };
-            match self.discarded.recv_timeout(left.saturating_sub(clock.elapsed())) {
-                Ok((command, result)) => {
+            match self.discarder.ended_within(left.saturating_sub(clock.elapsed())) {
+                Some((command, result)) => {
                     self.under_way -= 1;
                     self.engine.complete(command, result);
                 }
-                Err(error) if error.is_timeout() => {
+                // The thread has ended, which it does not while it has work.
+                None if is_late => return,
+                None => {
                     let pool = &self.shared.name;
                     tracing::warn!(%pool, "discards have not ended: stays locked until they have");
-                    self.skips_discards.store(true, Ordering::Relaxed);
+                    self.discarder.skip();
                     self.shared.released.set();
                 }
-                Err(_) => return,
             }
         }
     }
 
     /// Notes that all that was freed has been overwritten, if it has: else the next open does that.
     fn end_erasing(&self) {
-        if !self.engine.is_scrubbed() || self.left_out.load(Ordering::Relaxed) {
+        if !self.engine.is_scrubbed() || self.discarder.has_left_out() {
             return;
         }
         for pmem in self.shared.devices().filter_map(|device| device.pmem()) {

@@ -49,6 +49,7 @@ pub(super) struct Refusal {
 enum Problem {
     NotRun(program::ProgramError),
     Late,
+    Unlocked(String),
     Said(String),
 }
 
@@ -64,6 +65,8 @@ const AWAY: [&str; 7] = [
     "lock skipped",
     "due to failed lock",
 ];
+/// Its warnings where a report was read although the lock manager is not there.
+const UNLOCKED: [&str; 2] = ["without a lock", "lvmlockd connect failed"];
 const MISSING: [&str; 2] = ["Failed to find logical volume", "not found"];
 const EXISTING: [&str; 1] = ["already exists"];
 const IN_USE: [&str; 3] = ["in use", "is used by another device", "contains a filesystem in use"];
@@ -77,12 +80,32 @@ impl Commands {
 
     /// Gives what the command printed.
     pub(super) fn run(&self, name: &str, words: &[&str]) -> Result<String, Refusal> {
+        self.run_with(name, words, |_| false)
+    }
+
+    /// The same for a report that counts only where it was read under the group's lock.
+    pub(super) fn run_locked(&self, name: &str, words: &[&str]) -> Result<String, Refusal> {
+        let is_unlocked = |errors: &str| UNLOCKED.iter().any(|warning| errors.contains(warning));
+        self.run_with(name, words, is_unlocked)
+    }
+
+    fn run_with(
+        &self,
+        name: &str,
+        words: &[&str],
+        refuses: impl Fn(&str) -> bool,
+    ) -> Result<String, Refusal> {
         let refusal = |problem| {
             let command = std::iter::once(name).chain(words.iter().copied());
             Refusal { command: command.collect::<Vec<_>>().join(" "), problem }
         };
         match (self.0)(name, words) {
-            Ok(Ended { status: Some(status), output, .. }) if status.success() => Ok(output),
+            Ok(Ended { status: Some(status), output, errors, .. }) if status.success() => {
+                match refuses(&errors) {
+                    true => Err(refusal(Problem::Unlocked(errors))),
+                    false => Ok(output),
+                }
+            }
             Ok(Ended { status: Some(_), output, errors, .. }) => {
                 Err(refusal(Problem::Said(if errors.is_empty() { output } else { errors })))
             }
@@ -104,6 +127,14 @@ impl Refusal {
             }
             Problem::Late => {
                 let problem = format!("`{command}` did not end within {} s", LIMIT.as_secs());
+                return HostsError::Away { group, problem };
+            }
+            Problem::Unlocked(said) => {
+                let problem = format!(
+                    "its locks are not started (`vgchange --lockstart`), or lvmlockd does not run: \
+                     {}",
+                    last_words(&said)
+                );
                 return HostsError::Away { group, problem };
             }
             Problem::Said(said) => said,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::cell::HostNumber;
+use crate::cell::{HostNumber, Owner};
 
 use super::report::Volume;
 
@@ -19,13 +19,26 @@ pub(super) fn resource(group: &str, volume: &Volume, device: &Path) -> Option<St
 }
 
 /// The host that has the lease, by `sanlock direct read_leader`; `None` where it is free.
-pub(super) fn owner(text: &str) -> Option<HostNumber> {
+pub(super) fn owner(text: &str) -> Result<Option<Owner>, String> {
     let field = |name: &str| {
         let mut lines = text.lines().map(str::split_whitespace);
-        lines.find_map(|mut words| (words.next() == Some(name)).then(|| words.next()).flatten())
+        let found = lines.find_map(|mut words| {
+            (words.next() == Some(name)).then(|| words.next().and_then(|word| word.parse().ok()))
+        });
+        found.flatten().ok_or_else(|| format!("sanlock does not give its {name}"))
     };
+    let (host, generation): (u64, u64) = (field("owner_id")?, field("owner_generation")?);
+    let host = u16::try_from(host).map_err(|_| format!("{host} is no number of a host"))?;
     // A lease that was given back keeps its last owner, and has no time.
-    let is_held = field("timestamp").is_some_and(|time| time != "0");
-    let owner = field("owner_id")?.parse().ok()?;
-    is_held.then_some(HostNumber(owner))
+    let is_held = host != 0 && field("timestamp")? != 0;
+    Ok(is_held.then_some(Owner { host: HostNumber(host), generation }))
+}
+
+/// This host's number in the leases of a group, by `sanlock client status`; `None` where it takes
+/// no part in them.
+pub(super) fn own_number(text: &str, group: &str) -> Option<HostNumber> {
+    let wanted = format!("lvm_{group}:");
+    let mut places = text.lines().filter_map(|line| line.trim().strip_prefix("s "));
+    let place = places.find_map(|place| place.strip_prefix(&wanted))?;
+    place.split(':').next()?.parse().ok().map(HostNumber)
 }

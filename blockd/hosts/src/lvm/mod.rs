@@ -5,10 +5,10 @@ mod command;
 mod lease;
 mod report;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::cell::{Cell, CellName, Holder, HostNumber};
-use crate::coordinator::{Coordinator, Space};
+use crate::cell::{Cell, CellName, Holder, HostNumber, Owner};
+use crate::coordinator::{Coordinator, Device, Space};
 use crate::error::HostsError;
 use crate::fence::Key;
 
@@ -17,6 +17,8 @@ use report::{Group, Volume};
 
 /// Goes before a cell's name in the name of its logical volume.
 const PREFIX: &str = "cell-";
+/// A tag of a cell's logical volume whose space may hold what a former one has left there.
+const NEW_TAG: &str = "blockd.new";
 /// A tag of the volume group that names a host's key: `blockd.key.<host>.<key>`.
 const KEY_TAG: &str = "blockd.key.";
 /// Sanlock keeps leases in its own logical volume, which LVM makes with the group.
@@ -35,7 +37,7 @@ pub struct Found {
     /// This host's number in it.
     pub host: HostNumber,
     /// Its physical volumes, all of which a fence has to cover.
-    pub devices: Vec<PathBuf>,
+    pub devices: Vec<Device>,
 }
 
 impl Lvm {
@@ -64,7 +66,7 @@ impl Lvm {
     }
 
     fn group(&self) -> Result<Group, HostsError> {
-        let fields = "vg_name,vg_size,vg_free,vg_extent_size,vg_lock_type,vg_tags,pv_name";
+        let fields = "vg_name,vg_size,vg_free,vg_extent_size,vg_lock_type,vg_tags,pv_name,pv_uuid";
         let words = report::words(fields, &self.name);
         let text = self.commands.run("vgs", &words);
         let text = text.map_err(|refusal| self.group_error(refusal))?;
@@ -72,9 +74,9 @@ impl Lvm {
     }
 
     fn volumes(&self) -> Result<Vec<Volume>, HostsError> {
-        let fields = "lv_name,lv_uuid,lv_size,lv_active_locally,lv_path,lv_lockargs";
+        let fields = "lv_name,lv_uuid,lv_size,lv_active_locally,lv_path,lv_lockargs,lv_tags";
         let words = report::words(fields, &self.name);
-        let text = self.commands.run("lvs", &words);
+        let text = self.commands.run_locked("lvs", &words);
         let text = text.map_err(|refusal| self.group_error(refusal))?;
         report::volumes(&text).map_err(|problem| self.unreadable("lvs", problem))
     }
@@ -86,8 +88,12 @@ impl Lvm {
         found.ok_or(HostsError::NotFound { cell, group })
     }
 
-    /// This host's number, as sanlock has it.
+    /// This host's number: as sanlock has it, or before its locks are started as it will be.
     fn host(&self) -> Result<HostNumber, HostsError> {
+        let status = self.commands.run("sanlock", &["client", "status"]).ok();
+        if let Some(number) = status.and_then(|text| lease::own_number(&text, &self.name)) {
+            return Ok(number);
+        }
         let words = ["--typeconfig", "full", "--valuesonly", "local/host_id"];
         let text = self.commands.run("lvmconfig", &words);
         let text = text.map_err(|refusal| self.group_error(refusal))?;
@@ -104,32 +110,41 @@ impl Lvm {
     fn found(&self, name: CellName, volume: Volume) -> Cell {
         let holder = match volume.is_active {
             true => Holder::This,
-            false => self.holder(&volume).map_or(Holder::NotThis, Holder::Other),
+            false => match self.owner(&volume) {
+                Ok(owner) => owner.map_or(Holder::Free, Holder::Other),
+                Err(problem) => Holder::Unknown(problem),
+            },
         };
-        Cell { name, size: volume.size, path: volume.path, holder }
-    }
-
-    fn held(&self, volume: &Volume, name: &CellName) -> Cell {
-        Cell {
-            name: name.clone(),
-            size: volume.size,
-            path: volume.path.clone(),
-            holder: Holder::This,
-        }
+        let is_new = volume.tags.iter().any(|tag| tag == NEW_TAG);
+        Cell { name, size: volume.size, path: volume.path, holder, is_new }
     }
 
     /// The lease of a cell, as sanlock's commands take it.
-    fn resource(&self, volume: &Volume) -> Option<String> {
+    fn resource(&self, volume: &Volume) -> Result<String, String> {
         let device = Path::new("/dev/mapper").join(mapper_name(&self.name, LOCK_VOLUME));
-        lease::resource(&self.name, volume, &device)
+        let resource = lease::resource(&self.name, volume, &device);
+        resource.ok_or_else(|| format!("LVM gives no place of it, but {:?}", volume.lock_args))
     }
 
     /// The host that has a cell which is not active here, by its lease on the disk.
-    fn holder(&self, volume: &Volume) -> Option<HostNumber> {
+    fn owner(&self, volume: &Volume) -> Result<Option<Owner>, String> {
         let resource = self.resource(volume)?;
-        let text =
-            self.commands.run("sanlock", &["direct", "read_leader", "-r", &resource]).ok()?;
-        lease::owner(&text)
+        let text = self.commands.run("sanlock", &["direct", "read_leader", "-r", &resource]);
+        lease::owner(&text.map_err(|refusal| self.group_error(refusal).to_string())?)
+    }
+
+    /// Device-mapper's names of the group's logical volumes that are active, but that of the locks.
+    fn mapped(&self) -> Result<Vec<String>, HostsError> {
+        let text = self.commands.run("dmsetup", &["ls"]);
+        let text = text.map_err(|refusal| self.group_error(refusal))?;
+        let names = text.lines().filter_map(|line| line.split_whitespace().next());
+        let prefix = mapper_name(&self.name, "");
+        let is_ours = |name: &&str| {
+            // Another group's name may go on here, with two hyphens.
+            let volume = name.strip_prefix(&prefix).filter(|volume| !volume.starts_with('-'));
+            volume.is_some_and(|volume| volume != LOCK_VOLUME)
+        };
+        Ok(names.filter(is_ours).map(str::to_owned).collect())
     }
 
     fn group_error(&self, refusal: Refusal) -> HostsError {
@@ -139,8 +154,9 @@ impl Lvm {
     fn cell_error(&self, refusal: Refusal, cell: &CellName) -> HostsError {
         match refusal.into_error(&self.name, Some(cell)) {
             HostsError::Held { cell, .. } => {
-                let by = self.volume(&cell).ok().and_then(|volume| self.holder(&volume));
-                HostsError::Held { cell, by }
+                let volume = self.volume(&cell).ok();
+                let owner = volume.and_then(|volume| self.owner(&volume).ok().flatten());
+                HostsError::Held { cell, by: owner.map(|owner| owner.host) }
             }
             other => other,
         }
@@ -211,25 +227,36 @@ impl Coordinator for Lvm {
             return Err(HostsError::NoSpace { group: self.name.clone(), needed, free: group.free });
         }
         let (size, volume) = (format!("{needed}b"), volume_name(name));
-        let words = ["--yes", "-aey", "-Wy", "-L", &size, "-n", &volume, &self.name];
+        let words =
+            ["--yes", "-aey", "-Wy", "--addtag", NEW_TAG, "-L", &size, "-n", &volume, &self.name];
         self.commands.run("lvcreate", &words).map_err(|refusal| self.cell_error(refusal, name))?;
-        Ok(self.held(&self.volume(name)?, name))
+        Ok(self.found(name.clone(), self.volume(name)?))
+    }
+
+    fn finish(&self, name: &CellName) -> Result<(), HostsError> {
+        if !self.volume(name)?.is_active {
+            return Err(HostsError::NotHeld { cell: name.clone() });
+        }
+        let path = self.path(name);
+        let finished = self.commands.run("lvchange", &["--deltag", NEW_TAG, &path]);
+        finished.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
         let path = self.path(name);
         let taken = self.commands.run("lvchange", &["-aey", &path]);
         taken.map_err(|refusal| self.cell_error(refusal, name))?;
-        Ok(self.held(&self.volume(name)?, name))
+        Ok(self.found(name.clone(), self.volume(name)?))
     }
 
-    fn free(&self, name: &CellName, of: HostNumber) -> Result<(), HostsError> {
+    fn free(&self, name: &CellName, of: Owner) -> Result<(), HostsError> {
         let volume = self.volume(name)?;
+        let not_known = |problem| HostsError::NotKnown { cell: name.clone(), problem };
+        let resource = self.resource(&volume).map_err(not_known)?;
         // The host that was fenced can't write the lease, and only one host has fenced it.
-        let Some(resource) = self.resource(&volume).filter(|_| self.holder(&volume) == Some(of))
-        else {
+        if self.owner(&volume).map_err(not_known)? != Some(of) {
             return Ok(());
-        };
+        }
         let freed = self.commands.run("sanlock", &["direct", "init", "-r", &resource]);
         freed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
@@ -263,14 +290,17 @@ impl Coordinator for Lvm {
         removed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
+    fn is_in_use(&self) -> Result<bool, HostsError> {
+        let status = self.commands.run("sanlock", &["client", "status"]);
+        let has_locks = status.is_ok_and(|text| lease::own_number(&text, &self.name).is_some());
+        Ok(has_locks || !self.mapped()?.is_empty())
+    }
+
     fn cut_off(&self) -> Result<(), HostsError> {
-        // LVM takes locks, and there are none. Names of device-mapper are enough.
-        let prefix = mapper_name(&self.name, PREFIX);
-        let text = self.commands.run("dmsetup", &["ls"]);
-        let text = text.map_err(|refusal| self.group_error(refusal))?;
-        let names = text.lines().filter_map(|line| line.split_whitespace().next());
-        for name in names.filter(|name| name.starts_with(&prefix)) {
-            let words = ["wipe_table", "--force", "--noflush", "--nolockfs", name];
+        // LVM takes locks, and there are none. All of the group's devices: the other hosts may take
+        // any of its logical volumes afterwards.
+        for name in self.mapped()? {
+            let words = ["wipe_table", "--force", "--noflush", "--nolockfs", &name];
             self.commands.run("dmsetup", &words).map_err(|refusal| self.group_error(refusal))?;
         }
         let dropped = self.commands.run("lvmlockctl", &["--drop", &self.name]);

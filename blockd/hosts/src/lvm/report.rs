@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::coordinator::Device;
+
 /// A volume group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Group {
@@ -13,7 +15,7 @@ pub(super) struct Group {
     /// Empty where it is not shared.
     pub(super) lock_type: String,
     pub(super) tags: Vec<String>,
-    pub(super) devices: Vec<PathBuf>,
+    pub(super) devices: Vec<Device>,
 }
 
 /// A logical volume.
@@ -25,6 +27,7 @@ pub(super) struct Volume {
     pub(super) is_active: bool,
     pub(super) path: PathBuf,
     pub(super) lock_args: String,
+    pub(super) tags: Vec<String>,
 }
 
 /// Arguments of a report of these fields, for one group.
@@ -51,6 +54,7 @@ struct GroupRow {
     vg_lock_type: String,
     vg_tags: String,
     pv_name: String,
+    pv_uuid: String,
 }
 
 #[derive(Deserialize)]
@@ -66,20 +70,24 @@ struct VolumeRow {
     lv_active_locally: String,
     lv_path: String,
     lv_lockargs: String,
+    lv_tags: String,
 }
 
 /// Reads what `vgs` printed for one group.
 pub(super) fn group(text: &str) -> Result<Group, String> {
     let Report { report: [Groups { vg: rows }] } = parse(text)?;
     let first = rows.first().ok_or("no volume group")?;
-    let tags = first.vg_tags.split(',').filter(|tag| !tag.is_empty());
+    let device =
+        |row: &GroupRow| Device { id: row.pv_uuid.clone(), path: PathBuf::from(&row.pv_name) };
+    let mut devices: Vec<_> = rows.iter().map(device).collect();
+    devices.sort();
     Ok(Group {
         size: bytes(&first.vg_size)?,
         free: bytes(&first.vg_free)?,
         extent_size: bytes(&first.vg_extent_size)?,
         lock_type: first.vg_lock_type.clone(),
-        tags: tags.map(str::to_owned).collect(),
-        devices: rows.iter().map(|row| PathBuf::from(&row.pv_name)).collect(),
+        tags: tags(&first.vg_tags),
+        devices,
     })
 }
 
@@ -94,6 +102,7 @@ pub(super) fn volumes(text: &str) -> Result<Vec<Volume>, String> {
             is_active: row.lv_active_locally == "active locally",
             path: PathBuf::from(row.lv_path),
             lock_args: row.lv_lockargs,
+            tags: tags(&row.lv_tags),
         })
     };
     rows.into_iter().map(volume).collect()
@@ -101,6 +110,10 @@ pub(super) fn volumes(text: &str) -> Result<Vec<Volume>, String> {
 
 fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| format!("the report can't be read: {error}"))
+}
+
+fn tags(text: &str) -> Vec<String> {
+    text.split(',').filter(|tag| !tag.is_empty()).map(str::to_owned).collect()
 }
 
 fn bytes(text: &str) -> Result<u64, String> {

@@ -11,25 +11,25 @@ use super::*;
 const GROUP: &str = r#"{"report":[{"vg":[
   {"vg_name":"san","vg_size":"1073741824","vg_free":"536870912","vg_extent_size":"4194304",
    "vg_lock_type":"sanlock","vg_tags":"blockd.key.1.0xb1000100000007,site,blockd.key.2.0xb1000200000009",
-   "pv_name":"/dev/sda"},
+   "pv_name":"/dev/sda","pv_uuid":"two"},
   {"vg_name":"san","vg_size":"1073741824","vg_free":"536870912","vg_extent_size":"4194304",
-   "vg_lock_type":"sanlock","vg_tags":"","pv_name":"/dev/sdb"}]}]}"#;
+   "vg_lock_type":"sanlock","vg_tags":"","pv_name":"/dev/sdb","pv_uuid":"one"}]}]}"#;
 
 const VOLUMES: &str = r#"{"report":[{"lv":[
   {"lv_name":"cell-two","lv_uuid":"a-b-c","lv_size":"8388608","lv_active_locally":"",
-   "lv_path":"/dev/san/cell-two","lv_lockargs":"1.0.0:70254592"},
+   "lv_path":"/dev/san/cell-two","lv_lockargs":"1.0.0:70254592","lv_tags":"site,blockd.new"},
   {"lv_name":"root","lv_uuid":"d-e-f","lv_size":"4194304","lv_active_locally":"active locally",
-   "lv_path":"/dev/san/root","lv_lockargs":"1.0.0:71303168"},
+   "lv_path":"/dev/san/root","lv_lockargs":"1.0.0:71303168","lv_tags":""},
   {"lv_name":"cell-one","lv_uuid":"g-h-i","lv_size":"4194304",
    "lv_active_locally":"active locally","lv_path":"/dev/san/cell-one",
-   "lv_lockargs":"1.0.0:72351744"}]}]}"#;
+   "lv_lockargs":"1.0.0:72351744","lv_tags":""}]}]}"#;
 
 const LEADER: &str = "\
 magic 0x6152010
 space_name lvm_san
 resource_name a-b-c
 owner_id 2
-owner_generation 1
+owner_generation 3
 timestamp 4711
 ";
 
@@ -65,7 +65,9 @@ fn a_group_names_its_devices_and_the_keys_of_its_hosts() {
     let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "2")], "");
     let found = lvm.look().unwrap();
     assert_eq!(found.host, HostNumber(2));
-    assert_eq!(found.devices, ["/dev/sda", "/dev/sdb"].map(PathBuf::from));
+    // In the order that all hosts have, whatever their names are here.
+    let devices = found.devices.iter().map(|one| (one.id.as_str(), one.path.to_str().unwrap()));
+    assert_eq!(Vec::from_iter(devices), [("one", "/dev/sdb"), ("two", "/dev/sda")]);
     assert_eq!(lvm.key_of(HostNumber(1)).unwrap(), Some(Key::new(HostNumber(1), 7)));
     assert_eq!(lvm.key_of(HostNumber(3)).unwrap(), None);
     assert_eq!(lvm.space().unwrap(), Space { total: 1 << 30, free: 1 << 29 });
@@ -74,10 +76,14 @@ fn a_group_names_its_devices_and_the_keys_of_its_hosts() {
 #[test]
 fn a_group_that_is_not_shared_and_a_host_without_a_number_are_refused() {
     const LOCAL: &str = r#"{"report":[{"vg":[{"vg_size":"1","vg_free":"1","vg_extent_size":"1",
-        "vg_lock_type":"","vg_tags":"","pv_name":"/dev/sda"}]}]}"#;
+        "vg_lock_type":"","vg_tags":"","pv_name":"/dev/sda","pv_uuid":"one"}]}]}"#;
     let (lvm, _) = group(&[("vgs", LOCAL), ("lvmconfig", "2")], "");
     let error = lvm.look().unwrap_err().to_string();
     assert!(error.contains("has the lock type none: make it shared"), "{error}");
+    // The number that sanlock uses counts, and not the one that it would use next.
+    const STATUS: &str = "daemon 1.local\np -1 helper\ns lvm_san:7:/dev/mapper/san-lvmlock:0\n";
+    let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "2"), ("sanlock client", STATUS)], "");
+    assert_eq!(lvm.look().unwrap().host, HostNumber(7));
     let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "0")], "");
     let error = lvm.look().unwrap_err().to_string();
     assert!(error.contains("set local/host_id"), "{error}");
@@ -98,9 +104,10 @@ fn a_hosts_key_takes_the_place_of_its_former_ones() {
 fn cells_are_those_volumes_that_have_the_prefix_and_their_leases_say_who_has_them() {
     let (lvm, lines) = group(&[("lvs", VOLUMES), ("sanlock", LEADER)], "");
     let cells = lvm.cells().unwrap();
-    let seen: Vec<_> = cells.iter().map(|one| (one.name.as_str(), one.size, one.holder)).collect();
-    let other = Holder::Other(HostNumber(2));
-    assert_eq!(seen, [("one", 4 << 20, Holder::This), ("two", 8 << 20, other)]);
+    let seen: Vec<_> = cells.iter().map(|one| (one.name.as_str(), one.size, one.is_new)).collect();
+    assert_eq!(seen, [("one", 4 << 20, false), ("two", 8 << 20, true)]);
+    let owner = Owner { host: HostNumber(2), generation: 3 };
+    assert_eq!([&cells[0].holder, &cells[1].holder], [&Holder::This, &Holder::Other(owner)]);
     let asked = "sanlock direct read_leader -r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592";
     assert_eq!(lines.lock().last().unwrap(), asked);
     assert_eq!(lvm.cell_at(&cells[0].path), Some(cell("one")));
@@ -109,9 +116,14 @@ fn cells_are_those_volumes_that_have_the_prefix_and_their_leases_say_who_has_the
     }
     // A lease that was given back keeps the name of its last owner.
     let free = LEADER.replace("4711", "0");
-    assert_eq!(lease::owner(&free), None);
+    assert_eq!(lease::owner(&free), Ok(None));
+    // One that can't be read is not taken for a free one.
+    for damaged in ["", "owner_id 2", "owner_id 2\nowner_generation x\ntimestamp 1"] {
+        lease::owner(damaged).unwrap_err();
+    }
     let (lvm, _) = group(&[("lvs", VOLUMES)], "sanlock is not there");
-    assert_eq!(lvm.cells().unwrap()[1].holder, Holder::NotThis);
+    let holder = lvm.cells().unwrap().remove(1).holder;
+    assert!(matches!(&holder, Holder::Unknown(why) if why.contains("not there")), "{holder:?}");
 }
 
 #[test]
@@ -146,7 +158,7 @@ fn what_lvm_says_is_understood() {
 fn a_cell_is_made_for_this_host_alone_and_grows_only_where_it_is_held() {
     let (lvm, lines) = group(&[("vgs", GROUP), ("lvcreate", ""), ("lvs", VOLUMES)], "");
     lvm.create(&cell("one"), (4 << 20) - 1).unwrap();
-    let made = "lvcreate --yes -aey -Wy -L 4194304b -n cell-one san";
+    let made = "lvcreate --yes -aey -Wy --addtag blockd.new -L 4194304b -n cell-one san";
     assert!(lines.lock().iter().any(|line| line == made), "{:?}", lines.lock());
     let error = lvm.create(&cell("one"), 1 << 30).unwrap_err().to_string();
     assert!(error.contains("no space: 1073741824 bytes needed, 536870912 bytes free"), "{error}");
@@ -162,23 +174,43 @@ fn a_cell_is_made_for_this_host_alone_and_grows_only_where_it_is_held() {
 fn a_lease_is_freed_where_the_fenced_host_has_it_alone() {
     let answers = &[("lvs", VOLUMES), ("sanlock direct read", LEADER), ("sanlock direct init", "")];
     let (lvm, lines) = group(answers, "");
-    lvm.free(&cell("two"), HostNumber(1)).unwrap();
-    assert!(!lines.lock().iter().any(|line| line.contains(" init ")), "it is another host's");
-    lvm.free(&cell("two"), HostNumber(2)).unwrap();
+    for (host, generation) in [(1, 3), (2, 2), (2, 4)] {
+        let other = Owner { host: HostNumber(host), generation };
+        lvm.free(&cell("two"), other).unwrap();
+    }
+    assert!(!lines.lock().iter().any(|line| line.contains(" init ")), "it is another's");
+    lvm.free(&cell("two"), Owner { host: HostNumber(2), generation: 3 }).unwrap();
     let freed = "sanlock direct init -r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592";
     assert_eq!(lines.lock().last().unwrap(), freed);
 }
 
 #[test]
-fn a_host_that_is_cut_off_replaces_the_tables_of_its_cells_only() {
-    const NAMES: &str = "san-cell--one\t(254:3)\nsan-root\t(254:1)\nother-cell--one\t(254:4)\n";
+fn a_host_that_is_cut_off_replaces_all_tables_of_the_group_and_then_drops_its_locks() {
+    const NAMES: &str = "san-cell--one\t(254:3)\nsan-root\t(254:1)\nsan-lvmlock\t(254:0)\n\
+                         san--x-cell--one\t(254:4)\nother-root\t(254:5)\n";
     let answers = &[("dmsetup ls", NAMES), ("dmsetup wipe_table", ""), ("lvmlockctl", "")];
     let (lvm, lines) = group(answers, "");
     lvm.cut_off().unwrap();
-    let wiped = "dmsetup wipe_table --force --noflush --nolockfs san-cell--one";
-    assert_eq!(*lines.lock(), ["dmsetup ls", wiped, "lvmlockctl --drop san"]);
+    let wiped = ["san-cell--one", "san-root"]
+        .map(|name| format!("dmsetup wipe_table --force --noflush --nolockfs {name}"));
+    let [one, root] = wiped.each_ref().map(String::as_str);
+    assert_eq!(*lines.lock(), ["dmsetup ls", one, root, "lvmlockctl --drop san"]);
     // The leases stay where the devices do.
     let (lvm, lines) = group(&[("dmsetup ls", NAMES)], "busy");
     lvm.cut_off().unwrap_err();
-    assert_eq!(*lines.lock(), ["dmsetup ls", wiped]);
+    assert_eq!(*lines.lock(), ["dmsetup ls", one]);
+}
+
+#[test]
+fn a_group_is_in_use_while_it_has_locks_or_devices_here() {
+    const STATUS: &str = "s lvm_san:7:/dev/mapper/san-lvmlock:0\n";
+    const LOCKS: &str = "san-lvmlock\t(254:0)\n";
+    const NAMES: &str = "san-root\t(254:1)\n";
+    for (status, names, is_in_use) in
+        [(STATUS, LOCKS, true), ("", NAMES, true), ("s lvm_sand:7:x\n", LOCKS, false)]
+    {
+        let answers = Box::leak(Box::new([("sanlock client", status), ("dmsetup ls", names)]));
+        let (lvm, _) = group(answers, "");
+        assert_eq!(lvm.is_in_use().unwrap(), is_in_use, "{status:?} {names:?}");
+    }
 }

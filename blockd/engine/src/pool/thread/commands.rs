@@ -33,12 +33,9 @@ impl PoolThread {
             }
             self.has_result(command, result);
         } else if matches!(command.op, IoOp::Discard { .. }) {
-            match self.to_discard.try_send(command) {
+            match self.discarder.begin(command) {
                 Ok(()) => self.under_way += 1,
-                Err(error) => {
-                    self.left_out.store(true, Ordering::Relaxed);
-                    self.engine.complete(error.into_inner(), Err(IoError::Gone));
-                }
+                Err(command) => self.engine.complete(command, Err(IoError::Gone)),
             }
         } else {
             let (id, device) = (command.id, command.device.0);
@@ -159,7 +156,7 @@ impl PoolThread {
     }
 
     pub(super) fn take_discarded(&mut self) {
-        while let Ok((command, result)) = self.discarded.try_recv() {
+        while let Some((command, result)) = self.discarder.ended() {
             self.under_way -= 1;
             self.engine.complete(command, result);
         }
