@@ -76,12 +76,18 @@ END
 # lock_manager: lvmlockd, which finds the leases again that it had before it died.
 lock_manager() { lvmlockd --adopt 1 --sanlock-timeout "$IO_TIMEOUT"; }
 
-# serve: the daemon, until it answers. Its own pool is one in memory, and is not used.
+# serve: the daemon, until it answers. Its state is on the host's own disk; its own pool is one in
+# memory, and is not used.
 serve() {
     mkdir -p /etc/blockd /run/blockd /var/lib/blockd
+    if ! mount -t ext4 /dev/vda /var/lib/blockd 2>/dev/null; then
+        mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /var/lib/blockd || return
+    fi
     cat >/etc/blockd/blockd.toml <<END
 runtime_dir = "/run/blockd"
 state_dir = "/var/lib/blockd"
+[node]
+id = "0000000$HOST_ID-0000-4000-8000-000000000000"
 [[pool]]
 name = "default"
 path = "/tmp/pool"

@@ -12,6 +12,8 @@ use crate::vm::{Drive, Network, Running, Vm, Which};
 
 /// Bytes of the shared disk.
 const DISK: u64 = 4 << 30;
+/// Bytes of a host's own disk, which has the daemon's state.
+const OWN: u64 = 64 << 20;
 /// Addresses are of a range that no network has: the machines have only each other.
 const ARRAY: &str = "192.0.2.1";
 /// Names of the hosts.
@@ -32,7 +34,8 @@ pub(super) struct Lab {
     run: Run,
     /// Each host's key, once it has registered.
     keys: [u64; 2],
-    _folder: Folder,
+    /// Files that outlive machines: the shared disk, and a disk of each host's own.
+    folder: Folder,
 }
 
 impl Lab {
@@ -43,7 +46,9 @@ impl Lab {
         let network = Network::new(3)?;
         let mut array = array(run, &network, &disk)?;
         array.ok("array")?;
-        let boot = |id: usize| host(run, &network, id);
+        let own = [1, 2].map(|id| sparse(&folder, &format!("own-{id}"), OWN));
+        own.into_iter().collect::<Result<Vec<_>>>()?;
+        let boot = |id: usize| host(run, &network, &folder, id);
         let booted = std::thread::scope(|scope| {
             let threads = [1, 2].map(|id| scope.spawn(move || boot(id)));
             threads.map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a boot panicked"))))
@@ -53,7 +58,7 @@ impl Lab {
         for host in &mut hosts {
             host.ok("storage")?;
         }
-        Ok(Self { array, hosts, network, run: *run, keys: [1, 2], _folder: folder })
+        Ok(Self { array, hosts, network, run: *run, keys: [1, 2], folder })
     }
 
     /// Starts lock managers and daemons, and makes a volume group of the disk. In it is a cell
@@ -86,7 +91,7 @@ impl Lab {
 
     /// Boots a host whose power was cut, until its daemon serves.
     pub(super) fn boot(&mut self, number: usize) -> Result<()> {
-        self.hosts[number] = host(&self.run, &self.network, number + 1)?;
+        self.hosts[number] = host(&self.run, &self.network, &self.folder, number + 1)?;
         self.hosts[number].ok("storage && locks && join").map(|_| ())
     }
 
@@ -170,7 +175,7 @@ fn array(run: &Run, network: &Network, disk: &Path) -> Result<Machine> {
     Machine::boot("array", &vm, &format!("{script}{}", include_str!("target.sh")))
 }
 
-fn host(run: &Run, network: &Network, id: usize) -> Result<Machine> {
+fn host(run: &Run, network: &Network, folder: &Folder, id: usize) -> Result<Machine> {
     let name = HOSTS[id - 1];
     let (vm, script) = machine(run, network, name, id);
     let modules: &[&str] = match run.kernel {
@@ -181,6 +186,10 @@ fn host(run: &Run, network: &Network, id: usize) -> Result<Machine> {
         .modules(modules)
         .modules(&["dm-mod", "softdog", "ublk_drv"])
         .program(&tools::blockd()?)
+        .modules(&["ext4"])
+        .programs(&["mkfs.ext4"])
+        .file("/etc/mke2fs.conf".as_ref(), "/etc/mke2fs.conf", false)
+        .drive(Drive::File(folder.path().join(format!("own-{id}"))))
         .packages(&PACKAGES)
         .file(&std::env::current_exe()?, INSIDE, true);
     Machine::boot(name, &vm, &format!("{script}{}", include_str!("host.sh")))
