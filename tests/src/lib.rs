@@ -1,5 +1,5 @@
 //! Whole-system tests of blockd.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod csi;
 pub mod kill;

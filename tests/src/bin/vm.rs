@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use blockd_testkit::clock::Clock;
 use blockd_testkit::tools;
 use blockd_tests::vm::{Drive, Kernel, Vm, Which};
+use blockd_tests::workload::hosts::Part;
 use blockd_tests::workload::{self, Form, Run};
 use clap::{Parser, Subcommand};
 
@@ -53,6 +54,11 @@ enum Workload {
     Neighbours(RunArguments),
     /// A pool's metadata becomes that of device-mapper's thin-pool
     Thin(RunArguments),
+    /// Several hosts that share a disk: three machines on a network of their own
+    Hosts {
+        #[command(subcommand)]
+        what: Hosts,
+    },
     /// The half of a workload that runs in the guest
     #[command(hide = true)]
     Inside {
@@ -62,6 +68,51 @@ enum Workload {
         what: Inside,
     },
 }
+
+#[derive(Subcommand, Debug)]
+enum Hosts {
+    /// The array refuses the writes of a host whose key was removed, and no others
+    Fence(HostsArguments),
+    /// Both hosts take one cell at the same moment
+    Race(HostsArguments),
+    /// A host stands still, is fenced and goes on: its cell is the other host's
+    Freeze(HostsArguments),
+    /// A host loses its power while it writes, and the other one takes its cell
+    Reset(HostsArguments),
+    /// A cell goes from host to host, with all that was answered
+    Handover(HostsArguments),
+    /// The lock manager of a host dies while one of its cells is written full
+    CoordinatorAway(HostsArguments),
+    /// Lines of shell, each with its output, its end and its time
+    Script {
+        /// The kernel: 6.12 with iSCSI, or 7 with NVMe over TCP.
+        #[arg(long, value_name = "KERNEL", default_value = "7")]
+        kernel: String,
+        /// `a: LINE`, `b: LINE` or `array: LINE` for a machine, `lab: sleep SECONDS`, `lab: cut a`,
+        /// `join a`, `freeze a` or `thaw a` for what happens to it, or `@FILE` with such lines.
+        #[arg(required = true)]
+        lines: Vec<String>,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct HostsArguments {
+    /// The kernel: 6.12 with iSCSI, 7 with NVMe over TCP, or all.
+    #[arg(long, value_name = "KERNEL", default_value = "all")]
+    kernel: String,
+    /// Rounds in all. Those of earlier runs with the same kernel and seed are not done again.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    rounds: u64,
+    /// Three rounds, whatever was done earlier.
+    #[arg(long, conflicts_with = "rounds")]
+    short: bool,
+    /// Seed of moments.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// Rounds of the short form.
+const SHORT_ROUNDS: u64 = 3;
 
 #[derive(clap::Args, Debug)]
 struct RunArguments {
@@ -130,6 +181,18 @@ enum Inside {
         short: bool,
     },
     SafetyHost,
+    Reservation {
+        disk: String,
+        words: Vec<String>,
+    },
+    Blocks {
+        device: String,
+        what: String,
+        /// The host that they name.
+        owner: u64,
+        /// The last write that was flushed.
+        last: Option<u64>,
+    },
     Neighbours {
         #[arg(long)]
         short: bool,
@@ -233,6 +296,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Neighbours(form) => each("neighbours", form, workload::neighbours::run),
         Workload::Pmem(form) => each("pmem", form, workload::pmem::run),
         Workload::Health(form) => each("health", form, workload::health::run),
+        Workload::Hosts { what } => hosts(what),
         Workload::Inside { seed, what } => match what {
             Inside::Fs { seconds } => workload::fs::inside(*seconds, *seed),
             Inside::Kill { pool, kills } => workload::kill::inside(pool, *kills, *seed),
@@ -245,6 +309,10 @@ fn run(arguments: &Arguments) -> Result<()> {
             Inside::Dirty { mib } => workload::stress::dirty(*mib),
             Inside::Safety { short } => workload::safety::inside(*short),
             Inside::Neighbours { short } => workload::neighbours::inside(*short),
+            Inside::Reservation { disk, words } => workload::hosts::reservation(disk, words),
+            Inside::Blocks { device, what, owner, last } => {
+                workload::hosts::blocks(device, what, *owner, *last)
+            }
             Inside::SafetyHost => workload::safety::host(),
             Inside::Space => workload::space::inside(*seed),
             Inside::SpaceBeside => workload::space::inside_beside(*seed),
@@ -279,6 +347,58 @@ fn each(
         println!("{name}, {release}: {said}; {:.1} s", took.as_secs_f64());
         let limit = run.limit();
         ensure!(took < limit, "{name} took longer than {limit:?}");
+    }
+    Ok(())
+}
+
+fn hosts(what: &Hosts) -> Result<()> {
+    match what {
+        Hosts::Fence(form) => rounds("fence", form, workload::hosts::fence),
+        Hosts::Race(form) => rounds("race", form, workload::hosts::race),
+        Hosts::Freeze(form) => rounds("freeze", form, workload::hosts::freeze),
+        Hosts::Reset(form) => rounds("reset", form, workload::hosts::reset),
+        Hosts::Handover(form) => rounds("handover", form, workload::hosts::handover),
+        Hosts::CoordinatorAway(form) => {
+            rounds("coordinator-away", form, workload::hosts::coordinator_away)
+        }
+        Hosts::Script { kernel, lines } => hosts_script(kernel, lines),
+    }
+}
+
+/// Does the rounds of one part on each of the kernels.
+fn rounds(
+    name: &'static str,
+    arguments: &HostsArguments,
+    part: impl Fn(&Part) -> Result<String>,
+) -> Result<()> {
+    for kernel in Which::chosen(&arguments.kernel)? {
+        let release = Kernel::get(kernel)?.release;
+        let HostsArguments { rounds, short, seed, .. } = *arguments;
+        let rounds = if short { SHORT_ROUNDS } else { rounds };
+        let form = if short { Form::Short } else { Form::Long };
+        let start = Clock::start();
+        let said = part(&Part { name, run: Run { kernel, form, seed }, rounds });
+        let said = said.with_context(|| {
+            let kernel = kernel.name();
+            format!("on {release}; repeat with: cargo ci vm hosts {name} --kernel {kernel} --seed {seed}")
+        })?;
+        println!("hosts {name}, {release}: {said}; {:.1} s", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+fn hosts_script(kernel: &str, lines: &[String]) -> Result<()> {
+    let lines = match lines {
+        [one] if one.starts_with('@') => std::fs::read_to_string(&one[1..])
+            .with_context(|| format!("reading {one}"))?
+            .lines()
+            .map(ToOwned::to_owned)
+            .collect(),
+        lines => lines.to_owned(),
+    };
+    for kernel in Which::chosen(kernel)? {
+        let run = Run { kernel, form: Form::Default, seed: 1 };
+        workload::hosts::script(&run, &lines)?;
     }
     Ok(())
 }

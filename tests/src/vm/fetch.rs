@@ -1,4 +1,5 @@
-//! Kernels from Debian's package manager, unpacked below the build folder and never installed.
+//! Kernels and programs from Debian's package manager, unpacked below the build folder and never
+//! installed.
 //!
 //! The older one is a package of the machine's own release. The newer one is in a newer suite of
 //! the same archive: package lists of that suite alone are kept in a folder of ours, made from the
@@ -55,18 +56,22 @@ fn older(cache: &Path) -> Result<()> {
     unpack(&here, &[package], cache)
 }
 
-/// Every archive of the machine is asked for every suite, until one has the kernel.
 fn newer(cache: &Path) -> Result<()> {
+    anywhere("a kernel", |archive, suite| newer_from(archive, suite, cache))
+}
+
+/// Asks every archive of the machine for every newer suite, until one has what is wanted.
+fn anywhere(wanted: &str, ask: impl Fn(&Archive, &str) -> Result<()>) -> Result<()> {
     let mut reasons = Vec::new();
     for suite in SUITES {
         for archive in archives()? {
-            match newer_from(&archive, suite, cache) {
+            match ask(&archive, suite) {
                 Ok(()) => return Ok(()),
                 Err(error) => reasons.push(format!("suite {suite}: {error:#}")),
             }
         }
     }
-    bail!("no newer suite of the machine's archive has a kernel:\n{}", reasons.join("\n"))
+    bail!("no newer suite of the machine's archive has {wanted}:\n{}", reasons.join("\n"))
 }
 
 fn newer_from(archive: &Archive, suite: &str, cache: &Path) -> Result<()> {
@@ -80,22 +85,10 @@ fn newer_from(archive: &Archive, suite: &str, cache: &Path) -> Result<()> {
     unpack(&there, &PARTS.map(|part| format!("{part}{release}")), cache)
 }
 
-/// Downloads packages and unpacks them into one folder, named after the first.
+/// Downloads the packages of a kernel and unpacks them into one folder, named after the first.
 fn unpack(manager: &Manager, packages: &[String], cache: &Path) -> Result<()> {
     let root = cache.join(&packages[0]);
-    let _ = fs::remove_dir_all(&root);
-    fs::create_dir_all(&root)?;
-    eprintln!("fetching {}", packages.join(" "));
-    tools::output(manager.get().arg("download").args(packages).current_dir(&root))?;
-    let mut files = Vec::new();
-    for entry in fs::read_dir(&root)? {
-        files.push(entry?.path());
-    }
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "deb"));
-    for file in &files {
-        tools::output(Command::new("dpkg-deb").arg("--extract").arg(file).arg(&root))?;
-        fs::remove_file(file)?;
-    }
+    manager.unpack(packages, &root)?;
     let release = release(&root).with_context(|| format!("{packages:?} hold no kernel"))?;
     // depmod looks below lib/modules only.
     let merged = root.join("usr/lib/modules");
@@ -104,6 +97,26 @@ fn unpack(manager: &Manager, packages: &[String], cache: &Path) -> Result<()> {
     // Written last: without it the folder is half done.
     fs::write(root.join("complete"), &release)?;
     Ok(())
+}
+
+/// Unpacks packages of programs, with the libraries that they need, into a folder: those of the
+/// machine's own release, or beside the newer kernel those of a newer suite, with its C library.
+pub(super) fn programs(which: Which, names: &[&str], cache: &Path, root: &Path) -> Result<()> {
+    match which {
+        Which::Older => {
+            let here = Manager::default();
+            if here.with_libraries(names, cache).is_err() {
+                // A fresh machine has no list of packages yet.
+                tools::output(here.get().arg("update"))?;
+            }
+            here.unpack(&here.with_libraries(names, cache)?, root)
+        }
+        Which::Newer => anywhere("packages", |archive, suite| {
+            let there = Manager::of(archive, suite, &cache.join(format!("apt-{suite}")))?;
+            tools::output(there.get().arg("update"))?;
+            there.unpack(&there.with_libraries(names, cache)?, root)
+        }),
+    }
 }
 
 /// The release of an unpacked kernel, which is the name of its folder of modules.
@@ -195,6 +208,40 @@ impl Manager {
         let mut command = Command::new("apt-get");
         command.args(&self.options).arg("-q");
         command
+    }
+
+    /// Packages with the libraries that they need, directly or not, as if nothing were
+    /// installed.
+    fn with_libraries(&self, names: &[&str], cache: &Path) -> Result<Vec<String>> {
+        let empty = cache.join("nothing-installed");
+        fs::write(&empty, "")?;
+        let mut command = self.get();
+        command.arg("-o").arg(format!("Dir::State::status={}", empty.display()));
+        command.args(["-qq", "--no-install-recommends", "--print-uris", "install"]).args(names);
+        let said = tools::text(&mut command)?;
+        let all = said.lines().filter_map(|line| line.split_whitespace().nth(1)?.split('_').next());
+        // Perl is for scripts that set a package up.
+        let wanted =
+            |name: &&str| names.contains(name) || name.starts_with("lib") && !name.contains("perl");
+        Ok(all.filter(wanted).map(ToOwned::to_owned).collect())
+    }
+
+    /// Downloads packages and unpacks them into an empty folder.
+    fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
+        let _ = fs::remove_dir_all(root);
+        fs::create_dir_all(root)?;
+        eprintln!("fetching {}", packages.join(" "));
+        tools::output(self.get().arg("download").args(packages).current_dir(root))?;
+        let mut files = Vec::new();
+        for entry in fs::read_dir(root)? {
+            files.push(entry?.path());
+        }
+        files.retain(|path| path.extension().is_some_and(|extension| extension == "deb"));
+        for file in &files {
+            tools::output(Command::new("dpkg-deb").arg("--extract").arg(file).arg(root))?;
+            fs::remove_file(file)?;
+        }
+        Ok(())
     }
 
     /// The newest package of a pattern.

@@ -8,6 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use blockd_testkit::tools;
 
+use super::packages;
+
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const PLAIN: u32 = 0o100_644;
@@ -30,8 +32,9 @@ pub(super) struct Initramfs {
 }
 
 impl Initramfs {
-    /// A root with a shell, busybox's tools and empty mount points.
-    pub(super) fn new() -> Result<Self> {
+    /// A root with a shell, busybox's tools and empty mount points. Unpacked packages come first:
+    /// their libraries take the place of those that are installed here.
+    pub(super) fn new(packages: &[PathBuf]) -> Result<Self> {
         let mut root = Self::default();
         for folder in MERGED {
             root.folder(&format!("/usr/{folder}"));
@@ -39,6 +42,14 @@ impl Initramfs {
         }
         for folder in ["/proc", "/sys", "/dev", "/run", "/tmp", "/var", "/mnt", "/etc", "/root"] {
             root.folder(folder);
+        }
+        for unpacked in packages {
+            for (host, guest) in packages::files(unpacked)? {
+                match fs::read_link(&host) {
+                    Ok(target) => root.link(&guest, &target.to_string_lossy()),
+                    Err(_) => root.file(&host, &guest, true)?,
+                }
+            }
         }
         let busybox = tools::find("busybox")?;
         let listed = tools::text(Command::new(&busybox).arg("--list"))?;

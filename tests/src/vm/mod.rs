@@ -15,6 +15,8 @@ mod fetch;
 pub mod forgetful;
 mod initramfs;
 mod kernel;
+mod network;
+mod packages;
 mod running;
 
 use std::fs;
@@ -30,6 +32,7 @@ use drive::Frame;
 pub use drive::{Drive, Persistence};
 use initramfs::Initramfs;
 pub use kernel::{Kernel, Which};
+pub use network::Network;
 pub use running::{Output, Running};
 
 /// A program beyond this size is stripped before it goes into the guest, which has to unpack it.
@@ -65,6 +68,8 @@ pub struct Vm {
     modules: Vec<String>,
     programs: Vec<PathBuf>,
     missing: Vec<String>,
+    packages: Vec<String>,
+    port: Option<network::Port>,
     files: Vec<(PathBuf, String, bool)>,
     drives: Vec<Drive>,
     arguments: Vec<String>,
@@ -92,6 +97,8 @@ impl Vm {
             modules: Vec::new(),
             programs: Vec::new(),
             missing: Vec::new(),
+            packages: Vec::new(),
+            port: None,
             files: Vec::new(),
             drives: Vec::new(),
             arguments: Vec::new(),
@@ -158,6 +165,21 @@ impl Vm {
             }
         }
         self
+    }
+
+    /// Programs of Debian packages, which need not be installed here, with their libraries: for the
+    /// newer kernel those of the suite that it comes from.
+    #[must_use]
+    pub fn packages(mut self, names: &[&str]) -> Self {
+        self.packages.extend(names.iter().map(|&name| name.to_owned()));
+        self
+    }
+
+    /// A card on a port of a network, `eth0`, without an address.
+    #[must_use]
+    pub fn network(mut self, network: &Network, port: usize) -> Self {
+        self.port = Some(network.port(port));
+        self.modules(&["virtio_net"])
     }
 
     /// A program from anywhere, put at `/usr/bin/NAME` with its libraries.
@@ -280,7 +302,12 @@ impl Vm {
     }
 
     fn root(&self, kernel: &Kernel, folder: &Path, script: &str) -> Result<Vec<u8>> {
-        let mut root = Initramfs::new()?;
+        let mut unpacked = Vec::new();
+        if !self.packages.is_empty() {
+            let names: Vec<&str> = self.packages.iter().map(String::as_str).collect();
+            unpacked.push(packages::get(self.kernel, &names)?);
+        }
+        let mut root = Initramfs::new(&unpacked)?;
         root.text("/init", include_str!("init.sh"), true);
         root.text("/script", script, true);
         if self.script_is_first {
@@ -346,6 +373,7 @@ impl Vm {
             .arg(format!("file,id=kernel,path={}", drive::option(&folder.join("console"))));
         qemu.args(["-chardev", "stdio,id=script,signal=off"]);
         qemu.args(["-serial", "chardev:kernel", "-serial", "chardev:script"]);
+        qemu.args(self.port.iter().flat_map(network::Port::words));
         qemu.args(&self.arguments);
         Ok(())
     }

@@ -166,7 +166,7 @@ impl Running {
     ///
     /// # Errors
     /// When the machine had stopped by itself, or the kernel had complained.
-    pub fn cut(mut self) -> Result<Output> {
+    pub fn cut(&mut self) -> Result<Output> {
         if self.qemu.try_wait()?.is_some() {
             return Err(self.failure("the machine stopped before its power was cut"));
         }
@@ -207,12 +207,19 @@ impl Running {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The next line; none after the script's end.
     fn line(&mut self) -> Result<Option<String>> {
+        self.line_within(self.limit)
+    }
+
+    /// The next line; none after the script's end.
+    ///
+    /// # Errors
+    /// When there is none within this time, or the machine's own time is over.
+    pub fn line_within(&mut self, limit: Duration) -> Result<Option<String>> {
         if self.status.is_some() {
             return Ok(None);
         }
-        let left = self.limit.saturating_sub(self.started.elapsed());
+        let left = self.limit.saturating_sub(self.started.elapsed()).min(limit);
         match self.lines.recv_timeout(left) {
             Ok(line) => {
                 if let Some(status) = line.strip_prefix(ENDED) {

@@ -11,6 +11,7 @@ pub mod files;
 pub mod fs;
 pub mod guest;
 pub mod health;
+pub mod hosts;
 pub mod kill;
 pub mod ledger;
 pub mod load;

@@ -1,0 +1,113 @@
+# One of the hosts: the shared disk and the lock manager. Sourced in its machine.
+
+# storage: connects to the array, and prints the disk's name.
+storage() {
+    if [ "$TRANSPORT" = nvme ]; then storage_nvme; else storage_iscsi; fi || return
+    for _ in $(seq 100); do
+        if [ -b "$DISK" ]; then echo "$DISK"; return; fi
+        sleep 0.1
+    done
+    echo "there is no $DISK"
+    return 1
+}
+
+storage_nvme() {
+    id=00000000-0000-4000-8000-00000000000$HOST_ID
+    put "transport=tcp,traddr=$ARRAY,trsvcid=4420,nqn=shared,hostnqn=lab:$NAME,hostid=$id,$NVME_TIMES" \
+        /dev/nvme-fabrics
+}
+
+storage_iscsi() {
+    mkdir -p /etc/iscsi /run/lock/iscsi /var/lib/iscsi
+    put "InitiatorName=iqn.2000-01.lab:$NAME" /etc/iscsi/initiatorname.iscsi
+    cat >/etc/iscsi/iscsid.conf <<END
+node.startup = manual
+node.session.timeo.replacement_timeout = 600
+node.conn[0].timeo.noop_out_interval = 2
+node.conn[0].timeo.noop_out_timeout = 5
+node.session.iscsi.FastAbort = No
+END
+    iscsid || return
+    iscsiadm -m discovery -t sendtargets -p "$ARRAY" || return
+    iscsiadm -m node --login
+}
+
+# reservation register KEY, reserve KEY, fence KEY VICTIM: of the shared disk.
+reservation() { /usr/bin/workload inside --seed 0 reservation "$DISK" "$@"; }
+
+# blocks DEVICE once|fill|write|verify|since|on|flushing [HOST [LAST]]: blocks that say who wrote
+# them; this host without a word.
+blocks() {
+    device=$1 what=$2 owner=${3:-$HOST_ID}
+    if [ $# -gt 3 ]; then shift 3; else shift $#; fi
+    /usr/bin/workload inside --seed 0 blocks "$device" "$what" "$owner" "$@"
+}
+
+# locks: the watchdog's daemon, sanlock and lvmlockd.
+locks() {
+    mkdir -p /run/wdmd /run/sanlock /run/lvm /run/lock/lvm /etc/lvm /etc/sanlock /var/log
+    put "local { host_id = $HOST_ID }" /etc/lvm/lvmlocal.conf
+    cat >/etc/lvm/lvm.conf <<END
+global {
+    use_lvmlockd = 1 event_activation = 0 use_lvmpolld = 0
+    lvmlockctl_kill_command = "/usr/bin/blockd node lost"
+}
+activation { udev_sync = 0 udev_rules = 0 monitoring = 0 }
+devices {
+    use_devicesfile = 0 obtain_device_list_from_udev = 0 external_device_info_source = "none"
+    global_filter = [ "a|^$DISK\$|", "r|.*|" ]
+}
+backup { backup = 0 archive = 0 }
+END
+    # LVM makes the node of the locks' volume only when its command ends, after the lock manager has
+    # opened it: with udev, the node comes at once.
+    cat >/nodes <<END
+#!/bin/sh
+case \$DEVPATH in */block/dm-*) dmsetup mknodes ;; esac
+END
+    chmod +x /nodes
+    uevent /nodes >/dev/null 2>&1 &
+    wdmd -G root || return
+    # With a name that stays, a host that boots again does not wait for its own lease to expire.
+    sanlock daemon -U root -G root -e "$NAME" || return
+    lock_manager
+}
+
+# lock_manager: lvmlockd, which finds the leases again that it had before it died.
+lock_manager() { lvmlockd --adopt 1 --sanlock-timeout "$IO_TIMEOUT"; }
+
+# serve: the daemon, until it answers. Its state is on the host's own disk; its own pool is one in
+# memory, and is not used.
+serve() {
+    mkdir -p /etc/blockd /run/blockd /var/lib/blockd
+    if ! mount -t ext4 /dev/vda /var/lib/blockd 2>/dev/null; then
+        mkfs.ext4 -q /dev/vda && mount -t ext4 /dev/vda /var/lib/blockd || return
+    fi
+    cat >/etc/blockd/blockd.toml <<END
+runtime_dir = "/run/blockd"
+state_dir = "/var/lib/blockd"
+[node]
+id = "0000000$HOST_ID-0000-4000-8000-000000000000"
+[[pool]]
+name = "default"
+path = "/tmp/pool"
+size = "64M"
+volatile = true
+END
+    blockd serve --config /etc/blockd/blockd.toml >>/var/log/blockd 2>&1 &
+    daemon=$!
+    while kill -0 "$daemon" 2>/dev/null; do
+        if blockd vg list >/dev/null 2>&1; then return; fi
+        sleep 0.2
+    done
+    tail -20 /var/log/blockd
+    return 1
+}
+
+# join: the volume group that the other host has made.
+join() { serve && blockd vg add vg && vgchange --lockstart vg; }
+
+# The volume of the cell `one`.
+VOLUME=/dev/blockd/one/vol
+attach() { blockd attach --ublk one/vol >/dev/null && [ -b "$VOLUME" ]; }
+detach() { blockd detach one/vol >/dev/null; }

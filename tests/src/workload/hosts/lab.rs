@@ -1,0 +1,196 @@
+//! Three machines on a network of their own: an array, and two hosts that share its disk.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+use blockd_testkit::folder::Folder;
+use blockd_testkit::tools;
+
+use super::super::{INSIDE, Run, sparse};
+use super::machine::Machine;
+use crate::vm::{Drive, Network, Running, Vm, Which};
+
+/// Bytes of the shared disk.
+const DISK: u64 = 4 << 30;
+/// Bytes of a host's own disk, which has the daemon's state.
+const OWN: u64 = 64 << 20;
+/// Addresses are of a range that no network has: the machines have only each other.
+const ARRAY: &str = "192.0.2.1";
+/// Names of the hosts.
+const HOSTS: [&str; 2] = ["a", "b"];
+/// Seconds that sanlock gives a request. It counts a host as dead after 8 times as many and 60.
+const IO_TIMEOUT: u32 = 10;
+/// A host tries for ten minutes to reach the array again.
+const NVME_TIMES: &str = "keep_alive_tmo=5,reconnect_delay=1,ctrl_loss_tmo=600";
+/// Debian packages of the hosts.
+const PACKAGES: [&str; 5] = ["sanlock", "lvm2", "lvm2-lockd", "dmsetup", "open-iscsi"];
+
+/// The machines. The disk is a file here, so that it outlives the array's machine.
+#[derive(Debug)]
+pub(super) struct Lab {
+    pub(super) array: Machine,
+    pub(super) hosts: [Machine; 2],
+    pub(super) network: Network,
+    run: Run,
+    /// Each host's key, once it has registered.
+    keys: [u64; 2],
+    /// Files that outlive machines: the shared disk, and a disk of each host's own.
+    folder: Folder,
+}
+
+impl Lab {
+    /// Boots all, and connects the hosts to the array.
+    pub(super) fn start(run: &Run) -> Result<Self> {
+        let folder = Folder::new("hosts")?;
+        let disk = sparse(&folder, "disk", DISK)?;
+        let network = Network::new(3)?;
+        let mut array = array(run, &network, &disk)?;
+        array.ok("array")?;
+        let own = [1, 2].map(|id| sparse(&folder, &format!("own-{id}"), OWN));
+        own.into_iter().collect::<Result<Vec<_>>>()?;
+        let boot = |id: usize| host(run, &network, &folder, id);
+        let booted = std::thread::scope(|scope| {
+            let threads = [1, 2].map(|id| scope.spawn(move || boot(id)));
+            threads.map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a boot panicked"))))
+        });
+        let [a, b] = booted;
+        let mut hosts = [a?, b?];
+        for host in &mut hosts {
+            host.ok("storage")?;
+        }
+        Ok(Self { array, hosts, network, run: *run, keys: [1, 2], folder })
+    }
+
+    /// Starts lock managers and daemons, and makes a volume group of the disk. In it is a cell
+    /// `one`, which the first host has, with a volume. A host registers its key before its lock
+    /// manager writes: the reservation of the first one keeps all others from the disk.
+    pub(super) fn serve(&mut self) -> Result<()> {
+        self.hosts[0].ok("locks && vgcreate --shared vg $DISK")?;
+        self.hosts[0].ok("serve && blockd vg add vg")?;
+        self.hosts[1].ok("locks && join")?;
+        let host = &mut self.hosts[0];
+        host.ok("blockd cell create --size 64M vg/one")?;
+        host.ok("blockd add --ublk --pool one --size 16M vol && blocks $VOLUME fill 1 && detach")?;
+        Ok(())
+    }
+
+    /// Draws one of the hosts. If the other one has the cell, it is handed over.
+    pub(super) fn give(&mut self, owner: usize, rng: &mut fastrand::Rng) -> Result<usize> {
+        let drawn = usize::from(rng.bool());
+        if drawn != owner {
+            self.hosts[owner].ok("blockd cell release vg/one")?;
+            self.hosts[drawn].ok("blockd cell take vg/one")?;
+        }
+        Ok(drawn)
+    }
+
+    /// Lets a host fence the other one and take its cell, and returns the seconds that it took.
+    pub(super) fn take_over(&mut self, host: usize) -> Result<f64> {
+        self.hosts[host].seconds("blockd cell take --fence vg/one")
+    }
+
+    /// Boots a host whose power was cut, until its daemon serves.
+    pub(super) fn boot(&mut self, number: usize) -> Result<()> {
+        self.hosts[number] = host(&self.run, &self.network, &self.folder, number + 1)?;
+        self.hosts[number].ok("storage && locks && join").map(|_| ())
+    }
+
+    /// Registers a key of each host, and makes the reservation.
+    pub(super) fn register(&mut self) -> Result<()> {
+        for (host, key) in self.hosts.iter_mut().zip(self.keys) {
+            host.ok(&format!("reservation register {key}"))?;
+        }
+        let key = self.keys[0];
+        self.hosts[0].ok(&format!("reservation reserve {key}")).map(|_| ())
+    }
+
+    /// Has a host's key removed by the other one.
+    pub(super) fn fence(&mut self, victim: usize) -> Result<()> {
+        let (own, lost) = (self.keys[1 - victim], self.keys[victim]);
+        self.hosts[1 - victim].ok(&format!("reservation fence {own} {lost}")).map(|_| ())
+    }
+
+    /// Registers a key that no host had before for a host that has none.
+    pub(super) fn register_anew(&mut self, number: usize) -> Result<()> {
+        self.keys[number] = self.keys[0].max(self.keys[1]) + 1;
+        let key = self.keys[number];
+        self.hosts[number].ok(&format!("reservation register {key}")).map(|_| ())
+    }
+
+    /// The array, then the hosts.
+    pub(super) fn machine(&mut self, number: usize) -> &mut Machine {
+        if number == 0 { &mut self.array } else { &mut self.hosts[number - 1] }
+    }
+
+    /// The same, to be stopped and set going again.
+    pub(super) fn running(&self, number: usize) -> &Running {
+        let machine = if number == 0 { &self.array } else { &self.hosts[number - 1] };
+        machine.running()
+    }
+
+    /// Ends all machines in order, the array last.
+    pub(super) fn end(self) -> Result<()> {
+        for host in self.hosts {
+            host.end()?;
+        }
+        self.array.end()
+    }
+}
+
+/// How hosts reach the array, and the disk's name there.
+fn transport(kernel: Which) -> (&'static str, &'static str) {
+    match kernel {
+        Which::Older => ("iscsi", "/dev/sda"),
+        Which::Newer => ("nvme", "/dev/nvme0n1"),
+    }
+}
+
+/// A machine with an address.
+fn machine(run: &Run, network: &Network, name: &str, port: usize) -> (Vm, String) {
+    let vm = Vm::new(&format!("hosts-{name}"))
+        .kernel(run.kernel)
+        .cpus(1)
+        .memory(768)
+        .limit(run.limit())
+        .network(network, port);
+    let (transport, disk) = transport(run.kernel);
+    let hosts = HOSTS.join(" ");
+    let script = format!(
+        "put() {{ echo \"$1\" >\"$2\"; }}\n\
+         NAME={name}; ARRAY={ARRAY}; TRANSPORT={transport}; DISK={disk}\n\
+         HOSTS='{hosts}'; HOST_ID={port}; IO_TIMEOUT={IO_TIMEOUT}; NVME_TIMES={NVME_TIMES}\n\
+         hostname {name}; ip addr add 192.0.2.{}/24 dev eth0; ip link set eth0 up\n",
+        port + 1
+    );
+    (vm, script)
+}
+
+fn array(run: &Run, network: &Network, disk: &Path) -> Result<Machine> {
+    let (vm, script) = machine(run, network, "array", 0);
+    let modules: &[&str] = match run.kernel {
+        Which::Older => &["configfs", "target_core_mod", "target_core_iblock", "iscsi_target_mod"],
+        Which::Newer => &["configfs", "nvmet", "nvmet-tcp"],
+    };
+    let vm = vm.modules(modules).drive(Drive::File(disk.to_owned()));
+    Machine::boot("array", &vm, &format!("{script}{}", include_str!("target.sh")))
+}
+
+fn host(run: &Run, network: &Network, folder: &Folder, id: usize) -> Result<Machine> {
+    let name = HOSTS[id - 1];
+    let (vm, script) = machine(run, network, name, id);
+    let modules: &[&str] = match run.kernel {
+        Which::Older => &["iscsi_tcp", "sd_mod"],
+        Which::Newer => &["nvme-tcp"],
+    };
+    let vm = vm
+        .modules(modules)
+        .modules(&["dm-mod", "softdog", "ublk_drv"])
+        .program(&tools::blockd()?)
+        .modules(&["ext4"])
+        .programs(&["mkfs.ext4"])
+        .file("/etc/mke2fs.conf".as_ref(), "/etc/mke2fs.conf", false)
+        .drive(Drive::File(folder.path().join(format!("own-{id}"))))
+        .packages(&PACKAGES)
+        .file(&std::env::current_exe()?, INSIDE, true);
+    Machine::boot(name, &vm, &format!("{script}{}", include_str!("host.sh")))
+}
