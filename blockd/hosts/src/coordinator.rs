@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cell::{Cell, CellName, HostNumber, Owner};
+use crate::cell::{Cell, CellName, Owner};
 use crate::error::HostsError;
 use crate::fence::Key;
 
@@ -52,11 +52,11 @@ pub trait Coordinator: Send + Sync {
     /// If the directory can't be written.
     fn publish_key(&self, key: Key) -> Result<(), HostsError>;
 
-    /// The key of a host, as it was last published.
+    /// The key of each host, as it was last published. Needs no locks of the group.
     ///
     /// # Errors
     /// If the directory can't be read.
-    fn key_of(&self, host: HostNumber) -> Result<Option<Key>, HostsError>;
+    fn keys(&self) -> Result<Vec<Key>, HostsError>;
 
     /// Space of the group.
     ///

@@ -58,11 +58,11 @@ impl fmt::Debug for Key {
 pub trait Fence: Send + Sync {
     /// Registers this host's key on each device and makes the reservation, before any lease is
     /// taken (H1). Takes the place of this host's key of an earlier incarnation. Nothing is changed
-    /// where that is so.
+    /// where that is so. `others`: other hosts have joined, so that the reservation is there.
     ///
     /// # Errors
     /// If a device has no reservations, or another kind of software has reserved it.
-    fn join(&self, key: Key, former: &[Key]) -> Result<(), HostsError>;
+    fn join(&self, key: Key, former: &[Key], others: bool) -> Result<(), HostsError>;
 
     /// Returns whether the key is registered on each device. Registers nothing (H5). One device
     /// that says no is enough.
@@ -92,7 +92,7 @@ pub trait Fence: Send + Sync {
 pub struct NoFence;
 
 impl Fence for NoFence {
-    fn join(&self, _: Key, _: &[Key]) -> Result<(), HostsError> {
+    fn join(&self, _: Key, _: &[Key], _: bool) -> Result<(), HostsError> {
         Ok(())
     }
 

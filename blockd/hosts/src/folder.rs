@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::statvfs::statvfs;
 
-use crate::cell::{Cell, CellName, Holder, HostNumber, Owner};
+use crate::cell::{Cell, CellName, Holder, Owner};
 use crate::coordinator::{Coordinator, Space};
 use crate::error::HostsError;
 use crate::fence::Key;
@@ -119,8 +119,8 @@ impl Coordinator for Folder {
         Ok(())
     }
 
-    fn key_of(&self, _: HostNumber) -> Result<Option<Key>, HostsError> {
-        Ok(None)
+    fn keys(&self) -> Result<Vec<Key>, HostsError> {
+        Ok(Vec::new())
     }
 
     fn space(&self) -> Result<Space, HostsError> {

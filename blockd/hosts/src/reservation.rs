@@ -48,7 +48,7 @@ impl Reservations {
 }
 
 impl Fence for Reservations {
-    fn join(&self, key: Key, former: &[Key]) -> Result<(), HostsError> {
+    fn join(&self, key: Key, former: &[Key], others: bool) -> Result<(), HostsError> {
         for device in self.each() {
             let (path, file) = device?;
             if !(changes(&file, key, key).map_err(unsupported(path))?
@@ -59,7 +59,9 @@ impl Fence for Reservations {
             }
             let asked = Reservation { key: key.number(), kind: ALL_REGISTRANTS, flags: 0 };
             let reserved = self::answer(reserve(&file, &asked)).map_err(unsupported(path))?;
-            if reserved == Answer::Conflict {
+            // A registrant may make the reservation that there is once more, by SCSI; Linux's NVMe
+            // target refuses that. Of another type, it would refuse the writes that come.
+            if reserved == Answer::Conflict && !others {
                 let problem = "is reserved by other software, or with another type than write \
                                exclusive for all registrants";
                 return Err(unsuitable(path, problem));
@@ -177,8 +179,11 @@ mod tests {
         std::fs::write(&path, "a file").unwrap();
         let fence = Reservations::new(vec![path.clone()]);
         let key = Key::new(HostNumber(1), 7);
-        let errors =
-            [fence.join(key, &[]), fence.is_member(key).map(drop), fence.fence(key, key).map(drop)];
+        let errors = [
+            fence.join(key, &[], false),
+            fence.is_member(key).map(drop),
+            fence.fence(key, key).map(drop),
+        ];
         std::fs::remove_file(&path).unwrap();
         let path = path.display();
         for (error, what) in errors.into_iter().zip(["", "ask for the key on", "fence on"]) {

@@ -180,10 +180,10 @@ impl Coordinator for Member {
         })
     }
 
-    fn key_of(&self, host: HostNumber) -> Result<Option<Key>, HostsError> {
+    fn keys(&self) -> Result<Vec<Key>, HostsError> {
         // It is only read, which a host without a key may.
         let state = self.array.0.lock();
-        Ok(state.published.get(&host).copied())
+        Ok(state.published.values().copied().collect())
     }
 
     fn space(&self) -> Result<Space, HostsError> {
@@ -291,7 +291,7 @@ impl Coordinator for Member {
 }
 
 impl Fence for Member {
-    fn join(&self, key: Key, former: &[Key]) -> Result<(), HostsError> {
+    fn join(&self, key: Key, former: &[Key], _: bool) -> Result<(), HostsError> {
         let keys = &mut self.array.0.lock().keys;
         // As NVMe does it: a host has one key, and only names it to replace it.
         let own = keys.iter().copied().find(|one| one.host() == self.host && *one != key);

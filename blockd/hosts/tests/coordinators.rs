@@ -111,7 +111,7 @@ fn a_lease_from_before_a_boot_is_free_and_a_host_without_a_key_can_do_nothing() 
     array.boot(HOST);
     assert_eq!(this.cells().unwrap()[0].holder, Holder::Other(owner(HOST, 0)));
     assert_eq!(this.acquire(&one).unwrap().holder, Holder::This);
-    this.join(Key::new(HOST, 7), &[]).unwrap();
+    this.join(Key::new(HOST, 7), &[], false).unwrap();
     let refused = other.cells().unwrap_err();
     assert!(matches!(refused, HostsError::Away { .. }), "{refused}");
 }
@@ -137,8 +137,8 @@ fn a_host_that_was_fenced_fences_no_other() {
     let array = Array::new(folder.path().to_owned(), 64 * MIB);
     let (this, other) = (array.member(HOST), array.member(OTHER));
     let (own, key) = (Key::new(HOST, 7), Key::new(OTHER, 9));
-    this.join(own, &[]).unwrap();
-    other.join(key, &[]).unwrap();
+    this.join(own, &[], false).unwrap();
+    other.join(key, &[], false).unwrap();
     assert!(this.fence(own, key).unwrap());
     assert!(!this.fence(own, key).unwrap(), "another call has removed it");
     assert!(this.is_member(own).unwrap() && !other.is_member(key).unwrap());

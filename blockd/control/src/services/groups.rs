@@ -227,7 +227,8 @@ impl Group {
 
     /// The key by which a host is known.
     pub(super) fn key_of(&self, host: HostNumber) -> Result<Key, Error> {
-        self.coordinator().key_of(host)?.ok_or_else(|| {
+        let keys = self.coordinator().keys()?;
+        keys.into_iter().find(|key| key.host() == host).ok_or_else(|| {
             let problem = "has published no key, and can't be fenced: switch it off, and wait \
                            until its lease has expired";
             Error::in_use(format!("host {host}"), problem)
@@ -532,7 +533,8 @@ impl Control {
         }
         if !member.is_of_this_boot() || member.key.is_empty() {
             let key = Key::new(host, fastrand::u32(..));
-            let published = group.coordinator().key_of(host)?;
+            let keys = group.coordinator().keys()?;
+            let published = keys.into_iter().find(|key| key.host() == host);
             groups.change(group, |member| member.begin(host, text(key), published))?;
         }
         // Not the devices that had the key before: it may have been removed by a fence.
@@ -549,7 +551,8 @@ impl Control {
             let former: Vec<_> =
                 member.former_keys.iter().filter_map(|one| Key::parse(one)).collect();
             let paths = new.into_iter().map(|one| one.path.clone()).collect();
-            group.backend.fence(paths).join(key, &former)?;
+            let others = group.coordinator().keys()?.iter().any(|key| key.host() != host);
+            group.backend.fence(paths).join(key, &former, others)?;
         }
         let device = |one: &Device| MemberDevice { id: one.id.clone(), path: one.path.clone() };
         let devices = devices.iter().map(device).collect();

@@ -173,7 +173,7 @@ async fn a_host_that_was_not_the_one_to_fence_waits_for_the_lease() {
     hosts.die("two").await;
     let third = hosts.array.member(HostNumber(3));
     let (own, dead) = (Key::new(HostNumber(3), 7), group(&mut hosts.this).await.key);
-    third.join(own, &[]).unwrap();
+    third.join(own, &[], true).unwrap();
     assert!(third.fence(own, Key::parse(&dead).unwrap()).unwrap());
     let array = hosts.array.clone();
     let expiry = tokio::spawn(async move {

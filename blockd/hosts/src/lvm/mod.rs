@@ -94,10 +94,12 @@ impl Lvm {
         if let Some(number) = status.and_then(|text| lease::own_number(&text, &self.name)) {
             return Ok(number);
         }
-        let words = ["--typeconfig", "full", "--valuesonly", "local/host_id"];
+        let words = ["--typeconfig", "full", "local/host_id"];
         let text = self.commands.run("lvmconfig", &words);
         let text = text.map_err(|refusal| self.group_error(refusal))?;
-        let number = text.trim().parse().ok().filter(|number| (1..=2000).contains(number));
+        // "host_id=1": releases before 2.03.17 can't give the value alone.
+        let number = text.rsplit('=').next().and_then(|value| value.trim().parse().ok());
+        let number = number.filter(|number| (1..=2000).contains(number));
         let problem = "needs this host's number: set local/host_id in lvmlocal.conf, 1 to 2000";
         number.map(HostNumber).ok_or_else(|| self.unsuitable(problem.to_owned()))
     }
@@ -205,8 +207,8 @@ impl Coordinator for Lvm {
         self.commands.run("vgchange", &words).map(drop).map_err(|refusal| self.group_error(refusal))
     }
 
-    fn key_of(&self, host: HostNumber) -> Result<Option<Key>, HostsError> {
-        Ok(keys(&self.group()?.tags).into_iter().find(|key| key.host() == host))
+    fn keys(&self) -> Result<Vec<Key>, HostsError> {
+        Ok(keys(&self.group()?.tags))
     }
 
     fn cell(&self, name: &CellName) -> Result<Option<Cell>, HostsError> {

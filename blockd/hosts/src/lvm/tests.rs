@@ -62,14 +62,13 @@ fn cell(text: &str) -> CellName {
 
 #[test]
 fn a_group_names_its_devices_and_the_keys_of_its_hosts() {
-    let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "2")], "");
+    let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "host_id=2")], "");
     let found = lvm.look().unwrap();
     assert_eq!(found.host, HostNumber(2));
     // In the order that all hosts have, whatever their names are here.
     let devices = found.devices.iter().map(|one| (one.id.as_str(), one.path.to_str().unwrap()));
     assert_eq!(Vec::from_iter(devices), [("one", "/dev/sdb"), ("two", "/dev/sda")]);
-    assert_eq!(lvm.key_of(HostNumber(1)).unwrap(), Some(Key::new(HostNumber(1), 7)));
-    assert_eq!(lvm.key_of(HostNumber(3)).unwrap(), None);
+    assert_eq!(lvm.keys().unwrap(), [Key::new(HostNumber(1), 7), Key::new(HostNumber(2), 9)]);
     assert_eq!(lvm.space().unwrap(), Space { total: 1 << 30, free: 1 << 29 });
 }
 
@@ -77,14 +76,15 @@ fn a_group_names_its_devices_and_the_keys_of_its_hosts() {
 fn a_group_that_is_not_shared_and_a_host_without_a_number_are_refused() {
     const LOCAL: &str = r#"{"report":[{"vg":[{"vg_size":"1","vg_free":"1","vg_extent_size":"1",
         "vg_lock_type":"","vg_tags":"","pv_name":"/dev/sda","pv_uuid":"one"}]}]}"#;
-    let (lvm, _) = group(&[("vgs", LOCAL), ("lvmconfig", "2")], "");
+    let (lvm, _) = group(&[("vgs", LOCAL), ("lvmconfig", "host_id=2")], "");
     let error = lvm.look().unwrap_err().to_string();
     assert!(error.contains("has the lock type none: make it shared"), "{error}");
     // The number that sanlock uses counts, and not the one that it would use next.
     const STATUS: &str = "daemon 1.local\np -1 helper\ns lvm_san:7:/dev/mapper/san-lvmlock:0\n";
-    let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "2"), ("sanlock client", STATUS)], "");
+    let (lvm, _) =
+        group(&[("vgs", GROUP), ("lvmconfig", "host_id=2"), ("sanlock client", STATUS)], "");
     assert_eq!(lvm.look().unwrap().host, HostNumber(7));
-    let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "0")], "");
+    let (lvm, _) = group(&[("vgs", GROUP), ("lvmconfig", "host_id=0")], "");
     let error = lvm.look().unwrap_err().to_string();
     assert!(error.contains("set local/host_id"), "{error}");
 }
