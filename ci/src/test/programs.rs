@@ -31,10 +31,11 @@ const BUSY: [Program; 8] = [
 
 /// Programs that use less than one core. Short forms share the two kernels among them; the longest
 /// come first.
-const WAITING: [Program; 19] = [
+const WAITING: [Program; 21] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),
     ("vm", &["pmem", "--short", "--kernel", "6.12"], &["pmem"]),
+    ("vm", &["hosts", "handover", "--short", "--kernel", "6.12"], &["hosts", "handover"]),
     ("vm", &["kill", "--short", "--kernel", "7"], &["kill"]),
     ("vm", &["space", "--short", "--kernel", "6.12"], &["space"]),
     ("vm", &["power", "--short", "--kernel", "7"], &["power"]),
@@ -55,6 +56,7 @@ const WAITING: [Program; 19] = [
     ),
     ("vm", &["logwrites", "--short", "--kernel", "6.12"], &["logwrites"]),
     ("vm", &["demo", "--short", "--kernel", "7"], &["demo"]),
+    ("vm", &["hosts", "fence", "--short", "--kernel", "7"], &["hosts", "fence"]),
 ];
 
 /// Runs all of them.
