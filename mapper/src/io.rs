@@ -13,12 +13,10 @@ use crate::units::DeviceIndex;
 #[repr(C, align(64))]
 pub struct Page(pub [u8; PAGE_SIZE]);
 
-/// Memory with the largest alignment for which the allocator gives fresh zeroes of the system's as
-/// they are, which are not there before they are used. It fills memory of a larger alignment.
+/// The memory of a page where O_DIRECT needs it aligned. Lives on the heap only; see [`Page`].
 #[derive(FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
-#[repr(C, align(16))]
-struct Piece([u8; PIECE]);
-const PIECE: usize = 16;
+#[repr(C, align(4096))]
+struct Aligned([u8; PAGE_SIZE]);
 
 impl std::fmt::Debug for Page {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -36,19 +34,14 @@ impl Page {
 
 /// Memory of an IO command: whole pages aligned to 4 KiB, never moved while the command is out.
 pub struct IoBuffer {
-    /// One page more than there are, as O_DIRECT needs pages at multiples of their size.
-    memory: Box<[Piece]>,
-    /// Bytes before the first page.
-    start: usize,
-    /// Pages that there are.
-    pages: usize,
+    memory: Box<[Aligned]>,
     /// Pages in use, from the front.
     count: usize,
 }
 
 impl std::fmt::Debug for IoBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "IoBuffer({} of {} pages)", self.count, self.pages)
+        write!(f, "IoBuffer({} of {} pages)", self.count, self.memory.len())
     }
 }
 
@@ -56,22 +49,20 @@ impl IoBuffer {
     /// A zeroed buffer. `None` when there is no memory for it.
     #[must_use]
     pub fn new(pages: usize) -> Option<Self> {
-        let bytes = pages.checked_add(1)?.checked_mul(PAGE_SIZE)?;
-        let memory = <[Piece]>::new_box_zeroed_with_elems(bytes / PIECE).ok()?;
-        let address = memory.as_ptr().addr();
-        let start = address.next_multiple_of(PAGE_SIZE) - address;
-        Some(Self { memory, start, pages, count: pages })
+        let memory = <[Aligned]>::new_box_zeroed_with_elems(pages).ok()?;
+        let count = memory.len();
+        Some(Self { memory, count })
     }
 
     /// Uses only the first `count` pages from now on (never more than the buffer has).
     pub fn set_pages(&mut self, count: usize) {
-        self.count = count.min(self.pages);
+        self.count = count.min(self.memory.len());
     }
 
     /// Pages the buffer could hold.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.pages
+        self.memory.len()
     }
 
     /// The pages in use.
@@ -88,12 +79,12 @@ impl IoBuffer {
     /// The bytes in use.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.memory.as_bytes()[self.start..][..self.count * PAGE_SIZE]
+        self.memory[..self.count].as_bytes()
     }
 
     /// The bytes in use, to be filled.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.memory.as_mut_bytes()[self.start..][..self.count * PAGE_SIZE]
+        self.memory[..self.count].as_mut_bytes()
     }
 }
 

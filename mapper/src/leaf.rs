@@ -70,11 +70,9 @@ struct Entry {
     valid: AtomicU64,
 }
 
-/// The mappings of 256 consecutive extents of a volume, as much memory as a page. Not aligned
-/// beyond its entries: the allocator fills memory of a larger alignment, and gives zeroes of the
-/// system's as they are otherwise, so that leaves cost nothing before they are used.
+/// The mappings of 256 consecutive extents of a volume, one page of memory.
 #[cfg_attr(not(loom), derive(zerocopy::FromZeros))]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Leaf {
     entries: [Entry; LEAF_ENTRIES],
 }
@@ -292,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_leaf_is_a_page_and_starts_unmapped() {
-        assert_eq!((size_of::<Leaf>(), align_of::<Leaf>()), (4096, 16));
+        assert_eq!((size_of::<Leaf>(), align_of::<Leaf>()), (4096, 64));
         let leaf = Leaf::new();
         assert!(leaf.is_empty());
         assert!((0..LEAF_ENTRIES).all(|index| leaf.load(index) == Mapping::UNMAPPED));

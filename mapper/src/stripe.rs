@@ -8,7 +8,7 @@ use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
 pub(crate) const STRIPES: usize = 256;
 
 /// Slow writes in flight on one stripe. A sequential writer keeps all of its queue on one leaf, so
-/// this bounds its useful queue depth. The table grows to what was once needed: most stay empty.
+/// this bounds its useful queue depth; the memory is touched only when used.
 const MAX_IN_FLIGHT: usize = 256;
 
 /// The stripe of a slot. Multiplicative hashing: neighbouring slots land far apart.
@@ -88,7 +88,7 @@ pub(crate) struct Stripe {
 
 impl Stripe {
     pub(crate) fn new() -> Self {
-        Self { in_flight: Vec::new(), awaited: false }
+        Self { in_flight: Vec::with_capacity(MAX_IN_FLIGHT), awaited: false }
     }
 
     pub(crate) fn is_full(&self) -> bool {

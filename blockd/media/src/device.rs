@@ -436,6 +436,8 @@ impl Device {
     /// Converts an error of this device's IO to one of the mapper. A conflict with a reservation
     /// closes the gate.
     #[must_use]
+    #[cold]
+    #[inline(never)]
     pub fn meaning(&self, error: &std::io::Error) -> IoError {
         if error.raw_os_error() == Some(libc::EBADE) {
             self.gate().into_iter().for_each(|gate| gate.exclude());
