@@ -109,7 +109,7 @@ fn encryption_that_is_refused_changes_nothing() {
     std::fs::write(key, "the-secret-of-the-volume").unwrap();
     let (code, error) = fails("1025K", "sealed");
     assert!(code == 3 && error.contains("a multiple of 4 KiB with --encrypt"), "{code} {error}");
-    // What is there is neither encrypted nor lost.
+    // Its data is neither encrypted nor lost.
     let image = daemon.dir.join("image");
     std::fs::write(&image, cli_support::pattern(1 << 20, 1)).unwrap();
     daemon.ok(&["import", "image", "plain"]);

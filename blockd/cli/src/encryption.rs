@@ -39,7 +39,7 @@ const UDEV: &str = "/run/udev/control";
 /// Encryption of a new volume, or of one that was added with it.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct EncryptionArguments {
-    /// Encrypt it with LUKS2 by cryptsetup, on this host. What is printed is the mapping to use,
+    /// Encrypt it with LUKS2 by cryptsetup, on this host. Prints the mapping to use,
     /// like /dev/mapper/blockd-POOL-NAME
     #[arg(long, requires = "key_file", conflicts_with_all = ["nbd", "usage"])]
     pub encrypt: bool,

@@ -118,7 +118,7 @@ pub trait Coordinator: Send + Sync {
     fn is_in_use(&self) -> Result<bool, HostsError>;
 
     /// Ends all IO of this host to the group without its devices' help, when the membership is
-    /// lost (H2). What is in flight ends with errors. Then the coordinator may forget this host's
+    /// lost (H2). IO in flight ends with errors. Then the coordinator may forget this host's
     /// leases.
     ///
     /// # Errors

@@ -89,7 +89,7 @@ impl Fence for Reservations {
         let mut is_first = None;
         for device in self.each() {
             let (path, file) = device?;
-            // Whatever their names say: the caller's key, then the one that is removed.
+            // Against their names: the caller's key first, then the key that is removed.
             let (old_key, new_key) = (own.number(), other.number());
             let asked = Preemption { old_key, new_key, kind: ALL_REGISTRANTS, flags: 0 };
             let answer = answer(preempt_and_abort(&file, &asked));

@@ -65,7 +65,7 @@ impl Request<'_> {
 pub fn stage(world: &World<'_>, request: &Request<'_>) -> Result<()> {
     let volume = steps::existing(world, request.volume, request.place)?;
     if volume.encrypted {
-        // What would be written in plain would also take the place of its header.
+        // Plaintext on its device would overwrite its header.
         let problem = "is encrypted, and its volume context asks for no encryption: its \
                        PersistentVolume lacks the attribute that the class gave it";
         return Err(Error::in_use(format_args!("volume {}", request.volume), problem));

@@ -522,7 +522,7 @@ impl Control {
             group.lose_for_now();
         }
         let cells = self.drop_cells(&group, "this host's membership is lost").await;
-        // What is in flight ends before the loss is reported.
+        // IO in flight ends before the loss is reported.
         self.coordinate(&group, |leases| leases.cut_off()).await?;
         noted?;
         Ok(v1::LoseVolumeGroupResponse { changed, cells })

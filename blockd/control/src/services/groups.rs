@@ -470,7 +470,7 @@ impl Control {
         {
             tracing::info!(group = group.name, %error, "the group is not used yet");
         }
-        // Those that could not be opened before the group was looked at.
+        // Pools that could not be opened before the group was looked at.
         for known in self.known_pools() {
             let is_in =
                 known.paths().iter().any(|path| group.coordinator().cell_at(path).is_some());
@@ -568,7 +568,7 @@ impl Control {
         self.0.groups.change(group, |member| member.is_published = true)
     }
 
-    /// Makes a group known. That its locks are not started yet is no error: a host registers first.
+    /// Makes a group known. Locks that are not started yet are no error: a host registers first.
     pub(super) async fn add_group(&self, name: &str, folder: &str) -> Result<bool, Error> {
         let folder = checked_group(name, folder)?;
         if folder.is_none() && self.node().is_none() {

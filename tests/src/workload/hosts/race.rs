@@ -42,7 +42,7 @@ pub fn race(part: &Part) -> Result<String> {
             let there = host.run("dmsetup info vg-cell--one")?.status == 0;
             ensure!(there == (number == winner), "the cell's device is on the wrong host");
         }
-        // What the winners before it wrote is there, and what it writes will be.
+        // It finds the data of the winners before it, and its own writes stay.
         let volume = &mut lab.hosts[winner];
         volume.ok("attach && blocks $VOLUME verify 1 && blocks $VOLUME fill 1 && detach")?;
         volume.ok("blockd cell release vg/one").map(|_| ())

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// Only hosts with a key write, all of them hold the reservation, and anyone reads.
 const WRITE_EXCLUSIVE_ALL_REGISTRANTS: u32 = 5;
-/// Whatever key this host had before.
+/// The key that this host had before does not matter.
 const IGNORE_KEY: u32 = 1;
 
 /// `struct pr_registration`
