@@ -6,10 +6,13 @@ use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::time::Duration;
 
 use blockd_api::v1::{GetVolumeRequest, Volume};
 use blockd_luks::{Call, GRANULE_BYTES, HEADER_BYTES, KIND, Key, MAX_KEY_BYTES, Mapping, Outcome};
+use blockd_media::clock::Clock;
 use blockd_media::error::{Error, ErrorKind, shown};
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 
 use super::client::Client;
@@ -17,6 +20,12 @@ use super::labels::Pairs;
 
 /// The label of encrypted volumes, for people and for the next `add`.
 const LABEL: &str = "blockd.io/encryption";
+
+/// How long another call may have the device: it writes a header and derives a key, in seconds on
+/// a disk that works.
+const LOCK_LIMIT: Duration = Duration::from_secs(60);
+/// Between two tries.
+const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Begins the names of mappings that are made here.
 const PREFIX: &str = "blockd-";
@@ -105,7 +114,7 @@ impl Encryption {
         let name = mapping_name(volume)?;
         let device = local_device(volume)?;
         // Until this call ends, and what it has started: another one may be making the header.
-        let mut lock = locked(device)?;
+        let mut lock = locked(device, LOCK_LIMIT)?;
         if let Some((open, mapping)) = over(volume)? {
             ended(&Call::test(device, &self.key), &volume.name)?;
             // A volume that was renamed has the mapping by its former name.
@@ -167,12 +176,24 @@ fn over(volume: &Volume) -> Result<Option<(String, Mapping)>, Error> {
 
 /// Locks a device against other calls like this one. The lock is inherited by the programs that are
 /// started: one that goes on after its call was killed keeps it.
-fn locked(device: &Path) -> Result<Flock<File>, Error> {
+fn locked(device: &Path, limit: Duration) -> Result<Flock<File>, Error> {
     let file = File::open(device).map_err(|error| Error::file("opening", device, error))?;
     fcntl(&file, FcntlArg::F_SETFD(FdFlag::empty()))
         .map_err(|error| Error::file("locking", device, error.into()))?;
-    Flock::lock(file, FlockArg::LockExclusive)
-        .map_err(|(_, error)| Error::file("locking", device, error.into()))
+    let (mut file, clock) = (file, Clock::start());
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((_, Errno::EWOULDBLOCK)) if clock.elapsed() >= limit => {
+                let problem = "is locked by another `add --encrypt`, or by a cryptsetup that one \
+                               has left: wait for its end, or end it";
+                return Err(Error::in_use(device.display().to_string(), problem));
+            }
+            Err((back, Errno::EWOULDBLOCK)) => file = back,
+            Err((_, error)) => return Err(Error::file("locking", device, error.into())),
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
 }
 
 /// Whether the place of a header reads as zeroes.
@@ -316,6 +337,18 @@ mod tests {
         let volume = Volume { device_path: "/dev/null".to_owned(), ..volume("default", "data") };
         let error = local_device(&volume).unwrap_err().to_string();
         assert!(error.contains("a daemon that runs here"), "{error}");
+    }
+
+    #[test]
+    fn a_device_that_another_call_has_is_refused_when_the_time_is_over() {
+        let path = std::env::temp_dir().join(format!("cli-lock-{}", std::process::id()));
+        fs::write(&path, "").unwrap();
+        let first = locked(&path, Duration::ZERO).unwrap();
+        let error = locked(&path, Duration::ZERO).map(drop).unwrap_err().to_string();
+        assert!(error.contains("is locked by another"), "{error}");
+        drop(first);
+        locked(&path, Duration::ZERO).unwrap();
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]
