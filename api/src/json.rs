@@ -251,6 +251,7 @@ json! {
         device_bytes,
         path,
         holder = (cell.holder != 0).then_some(cell.holder),
+        standby,
     }
     v1::VolumeGroup as group {
         name,

@@ -118,7 +118,8 @@ struct Attached {
 struct Detached {
     changed: bool,
     closed_connections: u32,
-    volume: Volume,
+    /// `null` where its cell is on another host.
+    volume: Option<Volume>,
 }
 
 impl Attach {
@@ -156,7 +157,7 @@ impl Detach {
         let detached = Detached {
             changed: answer.changed,
             closed_connections: answer.closed_connections,
-            volume: answers::volume(answer.volume)?,
+            volume: answer.volume,
         };
         context.output.either(&detached, || match (detached.changed, detached.closed_connections) {
             (false, _) => format!("{}: was not attached\n", self.name),

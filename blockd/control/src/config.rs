@@ -1,6 +1,7 @@
 //! How pools, health checks and this host are configured, with every value checked. Where the
 //! values come from is not known here.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -197,6 +198,40 @@ impl Default for HealthConfig {
             slow_io: Duration::from_millis(500),
             hold: Duration::from_secs(10),
             errors_hold: Duration::from_mins(10),
+        }
+    }
+}
+
+/// Where the daemons of other hosts reach this one, and it them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct HostsConfig {
+    /// Where it listens; nowhere without it.
+    pub listen: Option<SocketAddr>,
+    /// HOST:PORT by which others find it; empty for that of `listen`.
+    pub address: String,
+    /// Certificates; without them only this machine is reached.
+    pub tls: Option<HostsTls>,
+}
+
+/// Files of certificates between hosts, in PEM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostsTls {
+    /// This host's chain.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The authority of all hosts' certificates.
+    pub ca: PathBuf,
+}
+
+impl HostsConfig {
+    /// The address that other hosts are given; empty where none is served.
+    #[must_use]
+    pub fn published(&self) -> String {
+        match (&self.listen, self.address.as_str()) {
+            (None, _) => String::new(),
+            (Some(listen), "") => listen.to_string(),
+            (Some(_), address) => address.to_owned(),
         }
     }
 }

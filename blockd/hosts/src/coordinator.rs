@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cell::{Cell, CellName, Owner};
+use crate::cell::{Cell, CellName, HostNumber, Owner};
 use crate::error::HostsError;
 use crate::fence::Key;
 
@@ -57,6 +57,19 @@ pub trait Coordinator: Send + Sync {
     /// # Errors
     /// If the directory can't be read.
     fn keys(&self) -> Result<Vec<Key>, HostsError>;
+
+    /// Writes where this host's daemon answers others, in place of a former address. Empty: it does
+    /// not.
+    ///
+    /// # Errors
+    /// If the directory can't be written, or has no room for such an address.
+    fn publish_address(&self, host: HostNumber, address: &str) -> Result<(), HostsError>;
+
+    /// Where the daemon of a host answers, as it was last published; `None` where it does not.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    fn address_of(&self, host: HostNumber) -> Result<Option<String>, HostsError>;
 
     /// Space of the group.
     ///

@@ -1,13 +1,13 @@
-//! Cells as files in a folder of one host. No other host reaches them, so there are no leases
-//! beyond this host's own note, and nothing is ever fenced.
+//! Cells as files in a folder of one machine, for one daemon or several. A lease is a note with the
+//! number of the daemon that has the cell. It does not expire, and no daemon is ever fenced.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use nix::sys::statvfs::statvfs;
 
-use crate::cell::{Cell, CellName, Holder, Owner};
+use crate::cell::{Cell, CellName, Holder, HostNumber, Owner};
 use crate::coordinator::{Coordinator, Space};
 use crate::error::HostsError;
 use crate::fence::Key;
@@ -18,18 +18,27 @@ const PREFIX: &str = "cell-";
 const HELD: &str = "_held";
 /// And of the note that it is new.
 const NEW: &str = "_new";
+/// Goes before a host's number in the name of the file with its address.
+const ADDRESS: &str = "host-";
 
 /// A folder of cells.
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
+    host: HostNumber,
 }
 
 impl Folder {
-    /// A folder by its path. Nothing is looked at.
+    /// A folder by its path, as the daemon with this number sees it. Nothing is looked at.
     #[must_use]
-    pub const fn new(path: PathBuf) -> Self {
-        Self { path }
+    pub const fn new(path: PathBuf, host: HostNumber) -> Self {
+        Self { path, host }
+    }
+
+    /// This daemon's number.
+    #[must_use]
+    pub const fn host(&self) -> HostNumber {
+        self.host
     }
 
     fn file(&self, name: &CellName) -> PathBuf {
@@ -66,9 +75,42 @@ impl Folder {
             }
             Err(error) => return Err(failed("examine", &path)(error)),
         };
-        let holder = if self.note(name, HELD).exists() { Holder::This } else { Holder::Free };
+        let holder = self.holder(name)?;
         let is_new = self.note(name, NEW).exists();
         Ok(Cell { name: name.clone(), size, path, holder, is_new })
+    }
+
+    fn holder(&self, name: &CellName) -> Result<Holder, HostsError> {
+        let note = self.note(name, HELD);
+        let text = match fs::read_to_string(&note) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Holder::Free),
+            Err(error) => return Err(failed("read", &note)(error)),
+        };
+        // Older versions wrote nothing, and knew one daemon.
+        let number = if text.is_empty() { Ok(1) } else { text.trim().parse() };
+        Ok(match number {
+            Ok(number) if number == self.host.0 => Holder::This,
+            Ok(number) => Holder::Other(Owner { host: HostNumber(number), generation: 0 }),
+            Err(_) => Holder::Unknown(format!("{} has no number in it", note.display())),
+        })
+    }
+
+    /// Writes a file whole, or not at all, and durably.
+    fn write(&self, path: &Path, text: &str, replaces: bool) -> Result<(), HostsError> {
+        let draft = PathBuf::from(format!("{}.{}.draft", path.display(), self.host));
+        let write = || {
+            let mut file = File::create(&draft)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            if replaces { fs::rename(&draft, path) } else { fs::hard_link(&draft, path) }
+        };
+        let written = write();
+        if !replaces {
+            let _ = fs::remove_file(&draft);
+        }
+        written.map_err(failed("make", path))?;
+        self.sync()
     }
 
     fn held(&self, name: &CellName) -> Result<Cell, HostsError> {
@@ -123,6 +165,23 @@ impl Coordinator for Folder {
         Ok(Vec::new())
     }
 
+    fn publish_address(&self, host: HostNumber, address: &str) -> Result<(), HostsError> {
+        let path = self.path.join(format!("{ADDRESS}{host}"));
+        if fs::read_to_string(&path).unwrap_or_default() == address {
+            return Ok(());
+        }
+        self.write(&path, address, true)
+    }
+
+    fn address_of(&self, host: HostNumber) -> Result<Option<String>, HostsError> {
+        let path = self.path.join(format!("{ADDRESS}{host}"));
+        match fs::read_to_string(&path) {
+            Ok(address) => Ok(Some(address).filter(|address| !address.is_empty())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("read", &path)(error)),
+        }
+    }
+
     fn space(&self) -> Result<Space, HostsError> {
         let found = statvfs(&self.path);
         let found = found.map_err(|errno| failed("examine", &self.path)(errno.into()))?;
@@ -159,9 +218,26 @@ impl Coordinator for Folder {
     }
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
-        self.cell(name)?;
-        self.make_note(name, HELD)?;
-        self.cell(name)
+        let held = |cell: &Cell| match &cell.holder {
+            Holder::Other(owner) => {
+                Err(HostsError::Held { cell: name.clone(), by: Some(owner.host) })
+            }
+            Holder::Unknown(problem) => {
+                Err(HostsError::NotKnown { cell: name.clone(), problem: problem.clone() })
+            }
+            Holder::This | Holder::Free => Ok(()),
+        };
+        let cell = self.cell(name)?;
+        held(&cell)?;
+        if cell.holder == Holder::Free {
+            let written = self.write(&self.note(name, HELD), &self.host.to_string(), false);
+            let cell = self.cell(name)?;
+            // Another one may have been first.
+            held(&cell)?;
+            written?;
+            return Ok(cell);
+        }
+        Ok(cell)
     }
 
     fn free(&self, _: &CellName, _: Owner) -> Result<(), HostsError> {
@@ -169,8 +245,10 @@ impl Coordinator for Folder {
     }
 
     fn release(&self, name: &CellName) -> Result<(), HostsError> {
-        self.cell(name)?;
-        self.remove_note(name, HELD)
+        match self.cell(name)?.holder {
+            Holder::This => self.remove_note(name, HELD),
+            _ => Ok(()),
+        }
     }
 
     fn extend(&self, name: &CellName, bytes: u64) -> Result<u64, HostsError> {

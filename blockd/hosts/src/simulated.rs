@@ -29,6 +29,7 @@ struct State {
     keys: BTreeSet<Key>,
     /// In the directory.
     published: BTreeMap<HostNumber, Key>,
+    addresses: BTreeMap<HostNumber, String>,
     is_away: bool,
     /// Hosts whose membership the coordinator has ended: their leases may be taken.
     lapsed: BTreeSet<HostNumber>,
@@ -60,6 +61,7 @@ impl Array {
             cells: BTreeMap::new(),
             keys: BTreeSet::new(),
             published: BTreeMap::new(),
+            addresses: BTreeMap::new(),
             is_away: false,
             lapsed: BTreeSet::new(),
             boots: BTreeMap::new(),
@@ -184,6 +186,18 @@ impl Coordinator for Member {
         // It is only read, which a host without a key may.
         let state = self.array.0.lock();
         Ok(state.published.values().copied().collect())
+    }
+
+    fn publish_address(&self, host: HostNumber, address: &str) -> Result<(), HostsError> {
+        self.with(|state| {
+            state.addresses.insert(host, address.to_owned());
+            Ok(())
+        })
+    }
+
+    fn address_of(&self, host: HostNumber) -> Result<Option<String>, HostsError> {
+        let state = self.array.0.lock();
+        Ok(state.addresses.get(&host).filter(|address| !address.is_empty()).cloned())
     }
 
     fn space(&self) -> Result<Space, HostsError> {

@@ -54,6 +54,13 @@ fn lives(coordinator: &dyn Coordinator) {
     for refused in absent.into_iter().chain([coordinator.remove(&none)]) {
         assert!(matches!(refused, Err(HostsError::NotFound { .. })), "{refused:?}");
     }
+    assert_eq!(coordinator.address_of(HOST).unwrap(), None);
+    for address in ["host-a:7020", "[::1]:7020"] {
+        coordinator.publish_address(HOST, address).unwrap();
+        assert_eq!(coordinator.address_of(HOST).unwrap().as_deref(), Some(address));
+    }
+    coordinator.publish_address(HOST, "").unwrap();
+    assert_eq!(coordinator.address_of(HOST).unwrap(), None);
     coordinator.acquire(&one).unwrap();
     coordinator.remove(&one).unwrap();
     assert!(coordinator.cells().unwrap().is_empty() && !made.path.exists());
@@ -62,7 +69,7 @@ fn lives(coordinator: &dyn Coordinator) {
 #[test]
 fn a_cell_lives_in_a_folder() {
     let folder = TestFolder::new("cells").unwrap();
-    lives(&Folder::new(folder.path().to_owned()));
+    lives(&Folder::new(folder.path().to_owned(), HOST));
 }
 
 #[test]
@@ -74,11 +81,11 @@ fn a_cell_lives_on_a_simulated_array() {
 #[test]
 fn a_folder_remembers_its_cells_and_takes_other_files_for_none() {
     let folder = TestFolder::new("cells").unwrap();
-    Folder::new(folder.path().to_owned()).create(&name("one"), MIB).unwrap();
+    Folder::new(folder.path().to_owned(), HOST).create(&name("one"), MIB).unwrap();
     for other in ["file", "cell-", "cell-UPPER", "cell-one_tdata"] {
         std::fs::write(folder.path().join(other), "").unwrap();
     }
-    let cells = Folder::new(folder.path().to_owned()).cells().unwrap();
+    let cells = Folder::new(folder.path().to_owned(), HOST).cells().unwrap();
     assert_eq!(cells.len(), 1);
     assert_eq!((cells[0].name.as_str(), &cells[0].holder), ("one", &Holder::This));
 }
@@ -144,4 +151,24 @@ fn a_host_that_was_fenced_fences_no_other() {
     assert!(this.is_member(own).unwrap() && !other.is_member(key).unwrap());
     let refused = other.fence(key, own).unwrap_err();
     assert!(matches!(refused, HostsError::Fenced { .. }), "{refused}");
+}
+
+#[test]
+fn one_daemon_of_a_folder_has_a_cell() {
+    let folder = TestFolder::new("cells").unwrap();
+    let this = Folder::new(folder.path().to_owned(), HOST);
+    let other = Folder::new(folder.path().to_owned(), OTHER);
+    let one = name("one");
+    this.create(&one, MIB).unwrap();
+    assert_eq!(other.cells().unwrap()[0].holder, Holder::Other(owner(HOST, 0)));
+    let refused = other.acquire(&one).unwrap_err();
+    assert_eq!(refused.to_string(), "cell one is held by host 1");
+    // Another's lease is not given back.
+    other.release(&one).unwrap();
+    assert_eq!(this.cells().unwrap()[0].holder, Holder::This);
+    this.release(&one).unwrap();
+    assert_eq!(other.acquire(&one).unwrap().holder, Holder::This);
+    // As older versions, which knew one daemon, have left it.
+    std::fs::write(folder.path().join("cell-one_held"), "").unwrap();
+    assert_eq!(this.cells().unwrap()[0].holder, Holder::This);
 }

@@ -17,6 +17,7 @@ pub(super) struct File {
     pub(super) metrics: Metrics,
     pub(super) node: Node,
     pub(super) health: Health,
+    pub(super) hosts: Hosts,
     pub(super) workers: Workers,
     pub(super) nbd: Nbd,
     pub(super) ublk: Ublk,
@@ -52,6 +53,16 @@ pub(super) struct Health {
     pub(super) slow_io: String,
     pub(super) hold: String,
     pub(super) errors_hold: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Hosts {
+    pub(super) listen: String,
+    pub(super) address: String,
+    pub(super) certificate: String,
+    pub(super) key: String,
+    pub(super) ca: String,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, Serialize)]
@@ -198,6 +209,7 @@ impl Default for File {
             metrics: Metrics::default(),
             node: Node::default(),
             health: Health::default(),
+            hosts: Hosts::default(),
             workers: Workers::default(),
             nbd: Nbd::default(),
             ublk: Ublk::default(),

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockd_control::config::{HealthConfig, NodeConfig, PoolConfig};
+use blockd_control::config::{HealthConfig, HostsConfig, NodeConfig, PoolConfig};
 use blockd_control::direct::DirectConfig;
 use blockd_media::error::Error;
 use blockd_media::place::Places;
@@ -56,6 +56,8 @@ pub struct Config {
     pub node: NodeConfig,
     /// How pools and volumes are looked at.
     pub health: HealthConfig,
+    /// Daemons of other hosts that share cells with this one.
+    pub hosts: HostsConfig,
 }
 
 /// The NBD server.

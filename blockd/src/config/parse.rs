@@ -11,7 +11,9 @@ use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use blockd_control::config::{HealthConfig, MAX_READY_DEVICES, MAX_UBLK_DEPTH, NodeConfig};
+use blockd_control::config::{
+    HealthConfig, HostsConfig, HostsTls, MAX_READY_DEVICES, MAX_UBLK_DEPTH, NodeConfig,
+};
 use blockd_control::node::NodeId;
 use blockd_media::error::Error;
 use blockd_media::place::Places;
@@ -19,7 +21,7 @@ use blockd_media::pool::MAX_WORKERS;
 use toml::de::{DeTable, DeValue};
 
 use super::direct::DIRECT;
-use super::file::{File, Health, Listener, Node, Pool, Ublk, Workers};
+use super::file::{File, Health, Hosts, Listener, Node, Pool, Ublk, Workers};
 use super::{
     Config, ListenAddress, ListenerConfig, LogConfig, NbdConfig, TlsConfig, TlsUse, UblkConfig,
     WorkersConfig,
@@ -163,6 +165,7 @@ impl Source<'_> {
             log: self.log(file)?,
             node: self.node(&file.node, places)?,
             health: self.health(&file.health)?,
+            hosts: self.hosts(&file.hosts)?,
         };
         self.sockets_differ(&config)?;
         let mut names = config.pools.iter().map(|pool| &pool.name);
@@ -187,6 +190,46 @@ impl Source<'_> {
                 7 * 24 * 3600,
             )?,
         })
+    }
+
+    fn hosts(&self, hosts: &Hosts) -> Result<HostsConfig, Error> {
+        let key = |name| ["hosts", name];
+        let files = [("certificate", &hosts.certificate), ("key", &hosts.key), ("ca", &hosts.ca)];
+        let given = files.iter().filter(|(_, path)| !path.is_empty()).count();
+        if let Some((name, path)) = files.iter().find(|(_, path)| path.is_empty() && given > 0) {
+            let allowed = "given, as hosts.certificate, hosts.key and hosts.ca belong together";
+            return Err(self.refuse(&key(name), path, allowed));
+        }
+        let path = |(name, path): (&str, &String)| self.absolute(&["hosts", name], path);
+        let tls = match given {
+            0 => None,
+            _ => Some(HostsTls {
+                certificate: path(files[0])?,
+                key: path(files[1])?,
+                ca: path(files[2])?,
+            }),
+        };
+        let listen = match hosts.listen.as_str() {
+            "" => None,
+            text => Some(self.address(&key("listen"), text)?),
+        };
+        if tls.is_none() && listen.is_some_and(|address| !address.ip().is_loopback()) {
+            let allowed = "an address of this machine, as hosts.certificate is not given";
+            return Err(self.refuse(&key("listen"), &hosts.listen, allowed));
+        }
+        let address = hosts.address.clone();
+        let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+        let is_whole = |(host, port): (&str, &str)| !host.is_empty() && is_port(port);
+        if !address.is_empty() && !address.rsplit_once(':').is_some_and(is_whole) {
+            return Err(self.refuse(&key("address"), &address, "HOST:PORT"));
+        }
+        let config = HostsConfig { listen, address, tls };
+        let is_anywhere = listen.is_some_and(|at| at.ip().is_unspecified() || at.port() == 0);
+        if is_anywhere && config.address.is_empty() {
+            let allowed = "given, as hosts.listen does not say where other hosts find this one";
+            return Err(self.refuse(&key("address"), "", allowed));
+        }
+        Ok(config)
     }
 
     fn node(&self, node: &Node, places: &Places) -> Result<NodeConfig, Error> {

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use blockd_control::config::PoolConfig;
 use blockd_control::services::{
-    self, Control, ControlOptions, DataPath, EventKind, NbdAddress, NbdPlace,
+    self, Control, ControlOptions, DataPath, EventKind, NbdAddress, NbdPlace, PeerListener,
 };
 use blockd_media::error::Error;
 use blockd_media::hardening::protect_process;
@@ -184,6 +184,7 @@ impl Daemon {
             node: config.node.id,
             configured_pools: config.pools.len() + config.direct_pools.len(),
             health: config.health,
+            hosts: config.hosts.clone(),
         };
         let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
         control.set_configured(names_of(config));
@@ -216,10 +217,7 @@ impl Daemon {
             let stats = listeners.iter().map(|one| (one.address().to_string(), one.stats()));
             tokio::spawn(metrics.serve(control.clone(), stats.collect()));
         }
-        tokio::spawn(notify::watchdog(control.clone()));
-        tokio::spawn(watch_pools(control.clone()));
-        tokio::spawn(watch_devices(control.clone()));
-        tokio::spawn(watch_groups(control.clone()));
+        watch(&control, sockets.peers);
         control.look_at_health().await;
         control.set_ready();
         control.watch_health();
@@ -379,6 +377,28 @@ fn serve_nbd(
         listeners.push(listener);
     }
     (listeners, addresses)
+}
+
+/// Begins what goes on beside the calls, for as long as the daemon runs.
+fn watch(control: &Control, peers: Option<PeerListener>) {
+    if let Some(peers) = peers {
+        tokio::spawn(serve_peers(peers, control.clone()));
+    }
+    tokio::spawn(notify::watchdog(control.clone()));
+    tokio::spawn(watch_pools(control.clone()));
+    tokio::spawn(watch_devices(control.clone()));
+    tokio::spawn(watch_groups(control.clone()));
+    tokio::spawn(control.clone().fetch_wanted_cells());
+}
+
+/// Answers the daemons of other hosts for as long as this one runs.
+async fn serve_peers(peers: PeerListener, control: Control) {
+    if let Some(address) = peers.address() {
+        tracing::info!("other hosts are answered at {address}");
+    }
+    if let Err(error) = peers.serve(control, std::future::pending()).await {
+        tracing::error!(%error, "other hosts are not answered");
+    }
 }
 
 /// Retries devices that could not be recovered: the cause may pass.

@@ -1,16 +1,24 @@
 //! Passes requests of the control service, and connections of listeners, to the workers.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockd_control::services::{Answer, DataPath, Exported};
+use blockd_control::services::{Answer, Arrival, DataPath, Exported};
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
 use blockd_serve::FrontendError;
 use blockd_serve::nbd::{Session, Sessions};
-use blockd_serve::worker::{ConnectionInfo, Workers};
+use blockd_serve::worker::{ConnectionInfo, Demands, Workers};
+use nix::sys::socket::{MsgFlags, recv};
+use tokio::io::Interest;
+use tokio::sync::watch;
+
+/// How long what the clients of a cell have in flight may take to be answered before the cell is
+/// handed over. Requests that wait for space take longer, and then it is not.
+const STANDBY_LIMIT: Duration = Duration::from_secs(10);
 
 /// The workers, for the control service and for listeners.
 #[derive(Debug)]
@@ -39,6 +47,24 @@ impl DataPath for Serving {
         Box::pin(self.0.close_volume(pool, volume))
     }
 
+    fn stand_by(&self, pool: [u8; 16]) -> Answer<'_, bool> {
+        Box::pin(async move {
+            let all = self.0.stand_by(pool, STANDBY_LIMIT).await;
+            if !all {
+                self.0.serve(pool).await;
+            }
+            all
+        })
+    }
+
+    fn serve(&self, pool: [u8; 16]) -> Answer<'_, ()> {
+        Box::pin(self.0.serve(pool))
+    }
+
+    fn demands(&self) -> Arc<Demands> {
+        Arc::clone(self.0.demands())
+    }
+
     fn connections(&self) -> Vec<ConnectionInfo> {
         self.0.connections()
     }
@@ -62,14 +88,85 @@ impl DataPath for Serving {
 
 impl Sessions<Exported> for Serving {
     fn connect(&self, stream: OwnedFd, session: Session<Exported>) {
-        let Session { volume: exported, export, negotiated, peer, origin, guard } = session;
-        exported.if_attached(|volume| {
-            let session = Session { volume, export, negotiated, peer, origin, guard };
-            self.0.connect(stream, session);
-        });
+        let mut client = Some((stream, session));
+        if let Arrival::Waits(changed) = arrive(&self.0, &mut client)
+            && let Some((stream, session)) = client
+        {
+            tokio::spawn(wait(self.0.clone(), stream, session, changed));
+        }
     }
 
     async fn displace_idle(&self, listener: u64, idle: Duration) -> bool {
         self.0.displace_idle(listener, idle).await
+    }
+}
+
+/// A client on its way.
+type Client = (OwnedFd, Session<Exported>);
+
+/// Gives a client to a worker, if its volume is served here. It is gone unless it has to wait.
+fn arrive(workers: &Workers, client: &mut Option<Client>) -> Arrival {
+    let Some(exported) = client.as_ref().map(|(_, session)| session.volume.clone()) else {
+        return Arrival::Done;
+    };
+    let arrival = exported.if_attached(|volume| {
+        let Some((stream, session)) = client.take() else { return };
+        let Session { export, negotiated, peer, origin, guard, .. } = session;
+        workers.connect(stream, Session { volume, export, negotiated, peer, origin, guard });
+    });
+    if matches!(arrival, Arrival::Done) {
+        *client = None;
+    }
+    arrival
+}
+
+/// Keeps a client until its volume is served here. Its first request asks for that.
+async fn wait(
+    workers: Workers,
+    stream: OwnedFd,
+    session: Session<Exported>,
+    mut changed: watch::Receiver<()>,
+) {
+    let exported = session.volume.clone();
+    let mut client = Some((stream, session));
+    let mut has_asked = false;
+    loop {
+        let Some((stream, _)) = &client else { return };
+        tokio::select! {
+            // The end of the channel is a change too.
+            _ = changed.changed() => match arrive(&workers, &mut client) {
+                Arrival::Done => return,
+                Arrival::Waits(next) => changed = next,
+            },
+            asks = asks(stream), if !has_asked => match asks {
+                true => {
+                    has_asked = true;
+                    exported.demand();
+                }
+                false => return,
+            },
+        }
+    }
+}
+
+/// Waits until a client has sent something. False when it has left.
+async fn asks(stream: &OwnedFd) -> bool {
+    // It may be a TCP socket: only its readiness is asked for. A worker has it wait again.
+    let watched = stream.try_clone().and_then(|copy| {
+        let copy = UnixStream::from(copy);
+        copy.set_nonblocking(true)?;
+        tokio::net::UnixStream::from_std(copy)
+    });
+    let Ok(watched) = watched else { return false };
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    let look = || Ok(recv(watched.as_raw_fd(), &mut [0], flags)?);
+    loop {
+        if watched.readable().await.is_err() {
+            return false;
+        }
+        match watched.try_io(Interest::READABLE, look) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            received => return received.is_ok_and(|count| count > 0),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Sockets and ports: bound before anything is served.
 
-use blockd_control::services::{self, ControlListener, ExtendListener};
+use blockd_control::services::{self, ControlListener, ExtendListener, PeerListener};
 use blockd_media::error::Error;
 use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::{self, Address, Bound, Limits, ListenError};
@@ -15,6 +15,7 @@ pub(super) struct Sockets {
     pub(super) control: ControlListener,
     pub(super) extend: Vec<ExtendListener>,
     pub(super) metrics: Option<HttpListener>,
+    pub(super) peers: Option<PeerListener>,
 }
 
 pub(super) async fn bind(config: &Config) -> Result<Sockets, Error> {
@@ -43,11 +44,15 @@ pub(super) async fn bind(config: &Config) -> Result<Sockets, Error> {
         None => None,
         Some(address) => Some(HttpListener::bind(address).await?),
     };
+    let peers = match config.hosts.listen {
+        None => None,
+        Some(address) => Some(PeerListener::bind(address, config.hosts.tls.as_ref()).await?),
+    };
     let extend = config.pools.iter().filter_map(|pool| {
         pool.extend_socket.as_ref().map(|path| services::bind_extend(&pool.name, path))
     });
     let extend = extend.collect::<Result<_, _>>()?;
-    Ok(Sockets { nbd, control, extend, metrics })
+    Ok(Sockets { nbd, control, extend, metrics, peers })
 }
 
 fn listener_options(one: &ListenerConfig, config: &Config, tls: Tls) -> listener::ListenerOptions {

@@ -81,6 +81,8 @@ enum Hosts {
     Reset(HostsArguments),
     /// A cell goes from host to host, with all that was answered
     Handover(HostsArguments),
+    /// A volume is a device on both hosts, and its cell goes to the one that asks for a block
+    Standby(HostsArguments),
     /// The lock manager of a host dies while one of its cells is written full
     CoordinatorAway(HostsArguments),
     /// Lines of shell, each with its output, its end and its time
@@ -358,6 +360,7 @@ fn hosts(what: &Hosts) -> Result<()> {
         Hosts::Freeze(form) => rounds("freeze", form, workload::hosts::freeze),
         Hosts::Reset(form) => rounds("reset", form, workload::hosts::reset),
         Hosts::Handover(form) => rounds("handover", form, workload::hosts::handover),
+        Hosts::Standby(form) => rounds("standby", form, workload::hosts::standby),
         Hosts::CoordinatorAway(form) => {
             rounds("coordinator-away", form, workload::hosts::coordinator_away)
         }

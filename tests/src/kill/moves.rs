@@ -194,10 +194,14 @@ impl Moves {
         let shrink = ["pool", "shrink", "--device", &path];
         let begin = ["--size", &size, "--rate", self.rate(), "--no-wait"];
         if let Err(error) = daemon.cli(&[&shrink[..], &begin].concat()) {
-            // One that had shrunk when the daemon was killed, before its file was truncated: lists
-            // have the length of the file.
-            let is_smaller = error.to_string().contains("which the device has");
-            return if is_smaller { Ok(()) } else { Err(error) };
+            // One that had shrunk when the daemon was killed, before its file was truncated, or
+            // whose disk is as large as before: lists have the length of the file or disk.
+            let text = error.to_string();
+            let is_smaller = ["which the device has", "than the device is in its pool"];
+            return match is_smaller.iter().any(|part| text.contains(part)) {
+                true => Ok(()),
+                false => Err(error),
+            };
         }
         self.say(true);
         let is_aborted = self.rng.u32(..ABORTS) == 0;

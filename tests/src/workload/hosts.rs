@@ -14,6 +14,7 @@ mod reservation;
 mod reset;
 mod rounds;
 mod script;
+mod standby;
 
 pub use away::coordinator_away;
 pub use blocks::blocks;
@@ -25,3 +26,4 @@ pub use reservation::reservation;
 pub use reset::reset;
 pub use rounds::Part;
 pub use script::run as script;
+pub use standby::standby;

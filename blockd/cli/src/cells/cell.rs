@@ -14,6 +14,9 @@ use super::{answered, parse, table};
 /// where LVM does not end it sooner, and the daemon waits for that for up to 200 s.
 const TAKEOVER_TIME: Duration = Duration::from_mins(5);
 
+/// How long a hand-over may take: the other daemon's call has 40 s, and LVM's commands some more.
+const HANDOVER_TIME: Duration = Duration::from_secs(100);
+
 /// Make, take and release cells: pools that move between hosts
 ///
 /// A cell is a pool on its own part of a volume group (`blockd vg`). One host at a time has it, and
@@ -26,6 +29,8 @@ pub(crate) enum CellVerb {
     List(List),
     Create(Create),
     Take(Take),
+    Handover(Handover),
+    Standby(Standby),
     Release(Release),
     Delete(Delete),
 }
@@ -78,6 +83,49 @@ pub(crate) struct Take {
     /// Keep the host that has it from all disks of the group, and take the cell
     #[arg(long)]
     pub fence: bool,
+}
+
+/// Fetch a cell from the host that has it, and open its pool
+///
+/// Run on the host that is to have it. The other host's daemon closes the pool in order and gives
+/// the cell back; clients there keep their connections and devices, and their requests wait until
+/// the cell comes back. Refused while a file system or another block device is on a device of the
+/// cell there. A cell that no host has is taken.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd cell handover san/vm-1")]
+pub(crate) struct Handover {
+    /// GROUP/CELL
+    pub cell: String,
+}
+
+/// Attach a volume whose cell another host has
+///
+/// Clients find it here at once: over NBD, or as a block device. Their requests wait, and the first
+/// one fetches the cell as `blockd cell handover` does, so that a virtual machine can be moved
+/// while it runs. Clients have to do without a cache of their own (QEMU: cache=none), and only one
+/// of both hosts may use the volume at a time: two that write hand the cell to and fro. `blockd
+/// detach` ends it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  blockd cell standby san/vm-1 root\n  \
+                  blockd cell standby --nbd san/vm-1 root")]
+pub(crate) struct Standby {
+    /// GROUP/CELL
+    pub cell: String,
+
+    /// The volume
+    pub volume: String,
+
+    /// Writes are refused
+    #[arg(long)]
+    pub read_only: bool,
+
+    /// As a block device of this machine
+    #[arg(long, conflicts_with = "nbd")]
+    pub ublk: bool,
+
+    /// Over NBD
+    #[arg(long)]
+    pub nbd: bool,
 }
 
 /// Close a cell's pool in order, and give the cell back
@@ -136,6 +184,24 @@ struct Taken {
     log_changes: u64,
 }
 
+/// The output of `cell handover --json`.
+#[derive(Debug, Serialize)]
+struct HandedOver {
+    changed: bool,
+    cell: v1::Cell,
+    former_host: Option<u32>,
+}
+
+/// The output of `cell standby --json`.
+#[derive(Debug, Serialize)]
+struct OnStandby {
+    changed: bool,
+    /// The block device's path, or the URI.
+    #[serde(rename = "where")]
+    place: String,
+    uris: Vec<String>,
+}
+
 /// The output of `cell release --json`.
 #[derive(Debug, Serialize)]
 struct Released {
@@ -159,6 +225,8 @@ impl CellVerb {
             Self::List(list) => list.run(context).await,
             Self::Create(create) => create.run(context).await,
             Self::Take(take) => take.run(context).await,
+            Self::Handover(handover) => handover.run(context).await,
+            Self::Standby(standby) => standby.run(context).await,
             Self::Release(release) => release.run(context).await,
             Self::Delete(delete) => delete.run(context).await,
         }
@@ -201,7 +269,7 @@ impl Take {
             true => context.patient_client(TAKEOVER_TIME).await?,
             false => context.client().await?,
         };
-        let request = v1::TakeCellRequest { group, name, fence: self.fence };
+        let request = v1::TakeCellRequest { group, name, fence: self.fence, handover: false };
         let answer = client.take_cell(request).await?;
         let taken = Taken {
             changed: answer.changed,
@@ -217,6 +285,57 @@ impl Take {
             });
             let cell = &taken.cell;
             format!("{}/{}: {how}{fenced}, pool {} is open\n", cell.group, cell.name, cell.name)
+        })
+    }
+}
+
+impl Handover {
+    async fn run(self, context: &Context) -> Result<(), Error> {
+        let (group, name) = parse(&self.cell)?;
+        let mut client = context.patient_client(HANDOVER_TIME).await?;
+        let request = v1::TakeCellRequest { group, name, fence: false, handover: true };
+        let answer = client.take_cell(request).await?;
+        let handed = HandedOver {
+            changed: answer.changed,
+            cell: answered(answer.cell)?,
+            former_host: (answer.former_host != 0).then_some(answer.former_host),
+        };
+        context.output.either(&handed, || {
+            let cell = &handed.cell;
+            let how = match (handed.changed, handed.former_host) {
+                (false, _) => "unchanged".to_owned(),
+                (true, None) => "taken, no host had it".to_owned(),
+                (true, Some(host)) => format!("handed over by host {host}"),
+            };
+            format!("{}/{}: {how}, pool {} is open\n", cell.group, cell.name, cell.name)
+        })
+    }
+}
+
+impl Standby {
+    async fn run(self, context: &Context) -> Result<(), Error> {
+        let (group, cell) = parse(&self.cell)?;
+        let front_end = match (self.ublk, self.nbd) {
+            (true, _) => v1::FrontEnd::Ublk,
+            (false, true) => v1::FrontEnd::Nbd,
+            (false, false) => v1::FrontEnd::Unspecified,
+        };
+        let request = v1::StandByRequest {
+            group,
+            cell,
+            volume: self.volume.clone(),
+            read_only: self.read_only,
+            front_end: front_end.into(),
+        };
+        let answer = context.client().await?.stand_by(request).await?;
+        let place = match answer.device.as_str() {
+            "" => answer.uris.first().cloned().unwrap_or_default(),
+            device => device.to_owned(),
+        };
+        let standby = OnStandby { changed: answer.changed, place, uris: answer.uris };
+        context.output.either(&standby, || {
+            let how = if standby.changed { "" } else { "unchanged, " };
+            format!("{}/{}: {how}{}\n", self.cell, self.volume, standby.place)
         })
     }
 }

@@ -37,9 +37,13 @@ pub(crate) struct Add {
     /// The volume group, or with --folder any name
     pub group: String,
 
-    /// Cells are files in this folder, of this host alone: to try cells without a shared disk
+    /// Cells are files in this folder, of this machine alone: to try cells without a shared disk
     #[arg(long, value_name = "PATH")]
     pub folder: Option<PathBuf>,
+
+    /// This daemon's number among those that use the folder, 1 to 2000 [default: 1]
+    #[arg(long, value_name = "NUMBER", requires = "folder")]
+    pub host: Option<u32>,
 }
 
 /// List volume groups with their space
@@ -102,8 +106,11 @@ impl GroupVerb {
 impl Add {
     async fn run(self, context: &Context) -> Result<(), Error> {
         let folder = self.folder.as_deref().map(path_argument).transpose()?;
-        let request =
-            AddVolumeGroupRequest { name: self.group.clone(), folder: folder.unwrap_or_default() };
+        let request = AddVolumeGroupRequest {
+            name: self.group.clone(),
+            folder: folder.unwrap_or_default(),
+            host: self.host.unwrap_or_default(),
+        };
         let answer = context.client().await?.add_volume_group(request).await?;
         let group = answer.group.unwrap_or_default();
         let added = Added { changed: answer.changed, group };

@@ -10,6 +10,7 @@ use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_media::error::Error;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use super::hex;
 use log::{Change, Log};
@@ -18,7 +19,7 @@ use log::{Change, Log};
 pub(super) type Place = (String, String);
 
 /// The stored record of an attached volume.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) pool: String,
     pub(super) volume: String,
@@ -32,6 +33,21 @@ pub(super) struct Record {
     /// Its block device; without one it is exported over NBD. Older versions wrote no such field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ublk: Option<UblkRecord>,
+    /// Of a volume in a cell that may be open on another host. Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) standby: Option<StandbyRecord>,
+}
+
+/// The part of a volume that clients have to know before its pool is open here.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct StandbyRecord {
+    /// The group of its cell, which has the pool's name.
+    pub(super) group: String,
+    /// Bytes of the volume.
+    pub(super) size: u64,
+    pub(super) block_size: u32,
+    pub(super) extent_size: u64,
+    pub(super) write_cache: bool,
 }
 
 impl Record {
@@ -69,27 +85,80 @@ pub(super) struct UblkRecord {
 #[derive(Debug)]
 pub(super) struct Attachment {
     pub(super) record: Record,
-    /// Connections are handed to workers under this lock, and no more once this is set: so a detach
+    /// Connections are handed to workers under this lock, and no more once this says so: a detach
     /// knows that a connection was handed over before, or never will be.
-    detached: Mutex<bool>,
+    clients: Arc<Mutex<Clients>>,
+}
+
+/// The clients of a volume that come now.
+#[derive(Debug)]
+enum Clients {
+    Connect,
+    /// The pool is not open here. The channel's end says that it is, or that all is over.
+    Wait(watch::Sender<()>),
+    /// The volume was detached.
+    Leave,
+}
+
+/// A client of a volume comes.
+pub(super) enum Coming {
+    Connected,
+    /// The client has to wait until this has changed.
+    Waits(watch::Receiver<()>),
+    Refused,
 }
 
 impl Attachment {
+    /// As it is before its pool was opened.
     fn new(record: Record) -> Arc<Self> {
-        Arc::new(Self { record, detached: Mutex::new(false) })
+        let waits = record.standby.is_some();
+        Self::of(record, waits)
+    }
+
+    fn of(record: Record, waits: bool) -> Arc<Self> {
+        let clients = if waits { Clients::Wait(watch::channel(()).0) } else { Clients::Connect };
+        Arc::new(Self { record, clients: Arc::new(Mutex::new(clients)) })
+    }
+
+    /// Another record of the same attachment: clients that wait go on to.
+    fn with_record(&self, record: Record) -> Arc<Self> {
+        if matches!(*self.clients.lock(), Clients::Leave) {
+            return Self::new(record);
+        }
+        Arc::new(Self { record, clients: Arc::clone(&self.clients) })
     }
 
     /// Lets no more clients connect. The record stays.
     pub(super) fn end(&self) {
-        *self.detached.lock() = true;
+        *self.clients.lock() = Clients::Leave;
     }
 
-    /// Runs `connect` unless the volume has been detached meanwhile.
-    pub(super) fn if_attached(&self, connect: impl FnOnce()) {
-        let detached = self.detached.lock();
-        if !*detached {
-            connect();
+    /// Has clients wait from now on.
+    pub(super) fn wait(&self) {
+        let mut clients = self.clients.lock();
+        if matches!(*clients, Clients::Connect) {
+            *clients = Clients::Wait(watch::channel(()).0);
         }
+    }
+
+    /// Lets clients connect that wait, and those that come.
+    pub(super) fn open(&self) {
+        *self.clients.lock() = Clients::Connect;
+    }
+
+    /// Whether clients wait.
+    pub(super) fn waits(&self) -> bool {
+        matches!(*self.clients.lock(), Clients::Wait(_))
+    }
+
+    /// Runs `connect` unless the volume has been detached meanwhile, or clients have to wait.
+    pub(super) fn if_attached(&self, connect: impl FnOnce()) -> Coming {
+        match &*self.clients.lock() {
+            Clients::Connect => connect(),
+            Clients::Wait(changed) => return Coming::Waits(changed.subscribe()),
+            Clients::Leave => return Coming::Refused,
+        }
+        Coming::Connected
     }
 }
 
@@ -318,13 +387,19 @@ impl Change {
         match self {
             Self::Attached(record) => {
                 let place = (record.pool.clone(), record.volume.clone());
-                present.insert(place, Attachment::new(record))
+                let former = present.get(&place).filter(|one| one.record.id == record.id);
+                let attachment = match former {
+                    Some(former) => former.with_record(record),
+                    None => Attachment::new(record),
+                };
+                present.insert(place, attachment)
             }
             Self::Detached(pool, volume) => present.remove(&(pool, volume)),
             Self::Renamed(pool, former, name) => {
                 let attachment = present.remove(&(pool.clone(), former))?;
                 let record = Record { volume: name.clone(), ..attachment.record.clone() };
-                present.insert((pool, name), Attachment::new(record));
+                let waits = attachment.waits();
+                present.insert((pool, name), Attachment::of(record, waits));
                 Some(attachment)
             }
         }
@@ -361,7 +436,7 @@ mod tests {
 
     fn record(volume: &str) -> Record {
         let (pool, volume) = ("p".to_owned(), volume.to_owned());
-        Record { pool, volume, id: 4, pool_id: String::new(), read_only: false, ublk: None }
+        Record { pool, volume, id: 4, ..Record::default() }
     }
 
     fn place(volume: &str) -> Place {

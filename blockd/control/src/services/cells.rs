@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
-use blockd_hosts::{Cell, CellName, Coordinator, Holder, HostsError, Key, Owner, Space};
+use blockd_hosts::{
+    Cell, CellName, Coordinator, Holder, HostNumber, HostsError, Key, Owner, Space,
+};
 use blockd_mapper::error::MapperError;
 use blockd_media::MARKED_BYTES;
 use blockd_media::clock::Clock;
@@ -106,22 +108,27 @@ impl Control {
             device_bytes: to_wire(cell.size),
             path: cell.path.display().to_string(),
             holder: u32::from(holder),
+            standby: self.on_standby(&cell.name),
         }
     }
 
     /// The pool in a cell, open or not.
-    fn pool_in(&self, cell: &Cell) -> Option<Known> {
+    pub(super) fn pool_in(&self, cell: &Cell) -> Option<Known> {
         self.known_pools().into_iter().find(|known| known.paths().contains(&cell.path))
     }
 
     /// A cell as it is now; `None` where there is none.
-    async fn find_cell(&self, group: &Arc<Group>, name: &CellName) -> Result<Option<Cell>, Error> {
+    pub(super) async fn find_cell(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+    ) -> Result<Option<Cell>, Error> {
         let name = name.clone();
         self.coordinate(group, move |leases| leases.cell(&name)).await
     }
 
     /// Runs a call of the coordinator.
-    async fn coordinate<T: Send + 'static>(
+    pub(super) async fn coordinate<T: Send + 'static>(
         &self,
         group: &Arc<Group>,
         call: impl FnOnce(&dyn Coordinator) -> Result<T, HostsError> + Send + 'static,
@@ -141,7 +148,11 @@ impl Control {
     }
 
     /// Refuses a cell whose name another pool has.
-    fn refuse_other_pool(&self, name: &CellName, cell: Option<&Cell>) -> Result<(), Error> {
+    pub(super) fn refuse_other_pool(
+        &self,
+        name: &CellName,
+        cell: Option<&Cell>,
+    ) -> Result<(), Error> {
         let Some(known) = self.0.pools.read().get(name.as_str()).cloned() else { return Ok(()) };
         if cell.is_some_and(|cell| known.paths().contains(&cell.path)) {
             return Ok(());
@@ -222,7 +233,7 @@ impl Control {
     }
 
     /// Keeps others from doing something with this cell meanwhile.
-    async fn lock_cell(&self, group: &Group, name: &CellName) -> Lock {
+    pub(super) async fn lock_cell(&self, group: &Group, name: &CellName) -> Lock {
         self.0.cells.lock(&format!("{}/{name}", group.name)).await
     }
 
@@ -236,6 +247,9 @@ impl Control {
         asked: v1::TakeCellRequest,
     ) -> Result<v1::TakeCellResponse, Error> {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
+        if asked.fence && asked.handover {
+            return Err(Error::invalid("handover", "true", "left out with fence"));
+        }
         let _one = self.lock_cell(&group, &name).await;
         self.join_group(&group).await?;
         let found = self.find_cell(&group, &name).await?;
@@ -249,10 +263,16 @@ impl Control {
             let problem = "was not made to the end: `blockd cell create` finishes it";
             return Err(Error::in_use(format!("cell {name}"), problem));
         }
+        let mut former = 0;
         let from = match found.holder {
             // From before this host's last boot: it is free.
             Holder::Other(owner) if owner.host == group.host() => None,
             Holder::Other(owner) if asked.fence => Some(owner),
+            Holder::Other(owner) if asked.handover => {
+                former = owner.host.0;
+                self.ask_for_cell(&group, &name, owner.host).await?;
+                None
+            }
             // Its lease may have expired, which is no fence (H3).
             Holder::Other(Owner { host, .. }) => {
                 return Err(HostsError::Held { cell: name, by: Some(host) }.into());
@@ -271,7 +291,7 @@ impl Control {
             Ok(changes) => changes,
             Err(error) => {
                 // One that is being taken from a dead host stays with this one.
-                if found.holder == Holder::Free {
+                if found.holder == Holder::Free || former != 0 {
                     let cell = name.clone();
                     let given = self.coordinate(&group, move |leases| leases.release(&cell)).await;
                     if let Err(error) = given {
@@ -281,6 +301,7 @@ impl Control {
                 return Err(error);
             }
         };
+        self.serve_waiting(name.as_str()).await;
         let text = format!("cell {name} of volume group {} was taken", shown(&group.name));
         self.events().publish(EventKind::CellTaken, name.as_str(), "", text);
         Ok(v1::TakeCellResponse {
@@ -288,7 +309,25 @@ impl Control {
             cell: Some(self.describe_cell(&group, &cell)),
             fenced_host: from.map_or(0, |owner| u32::from(owner.host.0)),
             log_changes,
+            former_host: u32::from(former),
         })
+    }
+
+    /// Has the daemon of another host give a cell.
+    async fn ask_for_cell(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+        host: HostNumber,
+    ) -> Result<(), Error> {
+        let mut peer = self.peer(group, host).await?;
+        let request = v1::HandOverCellRequest {
+            group: group.name.clone(),
+            name: name.to_string(),
+            host: u32::from(group.host().0),
+        };
+        let handed = peer.hand_over_cell(request).await;
+        handed.map(drop).map_err(|status| super::standby::refused(host, &status))
     }
 
     /// Fences the host that has a cell, as its lease names it, then takes the lease.
@@ -425,7 +464,7 @@ impl Control {
     }
 
     /// Refuses to give a cell back that was not closed in order: the next host would refuse it.
-    async fn refuse_unclosed(&self, group: &Group, cell: &Cell) -> Result<(), Error> {
+    pub(super) async fn refuse_unclosed(&self, group: &Group, cell: &Cell) -> Result<(), Error> {
         let path = cell.path.clone();
         if blocking(move || is_clear(&path)).await? {
             return Ok(());
@@ -578,7 +617,7 @@ impl Control {
     }
 }
 
-fn cell_name(text: &str) -> Result<CellName, Error> {
+pub(super) fn cell_name(text: &str) -> Result<CellName, Error> {
     CellName::parse(text).ok_or_else(|| Error::invalid("name", text, CellName::ALLOWED))
 }
 

@@ -233,6 +233,22 @@ impl Control {
         }
     }
 
+    /// Closes a pool whose clients wait, in order, for another host.
+    pub(super) async fn close_parked(
+        &self,
+        known: &Known,
+        handle: &PoolHandle,
+    ) -> Result<(), Error> {
+        let name = &known.config.name;
+        if let Some(failure) = handle.failure() {
+            return Err(super::errors::failed_pool(name, &failure));
+        }
+        self.set_closed(&known.config, "a hand-over");
+        self.end_pool(known, handle).await?;
+        self.stop_extend(name).await;
+        Ok(())
+    }
+
     /// Ends a pool that no client uses any more. One that is not left clean, though it served, is
     /// known as failed afterwards.
     async fn end_pool(&self, known: &Known, handle: &PoolHandle) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
-use blockd_serve::worker::ConnectionInfo;
+use blockd_serve::worker::{ConnectionInfo, Demands};
 
 /// A future of a trait that has to be an object.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -22,6 +22,16 @@ pub trait DataPath: Send + Sync + 'static {
 
     /// Ends a volume's connections once what they have in flight is answered. How many there were.
     fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize>;
+
+    /// Has the clients of a pool's volumes wait, once what they have in flight is answered. False
+    /// if that takes too long: then nothing has changed.
+    fn stand_by(&self, pool: [u8; 16]) -> Answer<'_, bool>;
+
+    /// Serves the clients of a pool's volumes again, which is open now.
+    fn serve(&self, pool: [u8; 16]) -> Answer<'_, ()>;
+
+    /// The pools that clients on standby wait for.
+    fn demands(&self) -> Arc<Demands>;
 
     /// Clients that are connected now.
     fn connections(&self) -> Vec<ConnectionInfo>;

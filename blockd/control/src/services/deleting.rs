@@ -122,6 +122,15 @@ impl Control {
     /// Forgets a pool durably. With an error before the list of pools is written, the next start
     /// has the whole pool, with its attachments.
     pub(super) async fn forget_pool(&self, name: &str) -> Result<(), Error> {
+        let attached = self.0.attachments.of_pool(name);
+        self.forget_but_attachments(name).await?;
+        let places = attached.iter().map(|one| (name.to_owned(), one.record.volume.clone()));
+        self.0.attachments.remove(places.collect()).await?;
+        Ok(())
+    }
+
+    /// The same of one whose clients wait for it: it is open on another host.
+    pub(super) async fn forget_but_attachments(&self, name: &str) -> Result<(), Error> {
         let (served, regions) = (Arc::clone(&self.0.served), Arc::clone(&self.0.regions));
         let pool = name.to_owned();
         blocking(move || {
@@ -132,9 +141,6 @@ impl Control {
         let pool = name.to_owned();
         self.change_remembered(move |list| list.retain(|one| one.name != pool)).await?;
         self.note_closed(name, false).await?;
-        let attached = self.0.attachments.of_pool(name);
-        let places = attached.iter().map(|one| (name.to_owned(), one.record.volume.clone()));
-        self.0.attachments.remove(places.collect()).await?;
         self.forget_extend(name).await;
         self.0.pools.write().remove(name);
         Ok(())

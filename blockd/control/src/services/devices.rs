@@ -265,7 +265,7 @@ impl Control {
 
     /// True if the volume's device is served now and was not.
     pub(super) async fn recover_one(&self, record: Record) -> Result<bool, Error> {
-        let Ok(pool) = self.pool(&record.pool) else { return Ok(false) };
+        let Ok(pool) = self.pool(&record.pool) else { return self.recover_standby(record).await };
         let _guard = self.lock(&pool, &record.volume).await;
         // Since it was looked up, it may have been detached: a device made now would be an orphan.
         let present = self.0.attachments.get(pool.name(), &record.volume);
@@ -309,6 +309,27 @@ impl Control {
         let (pool, volume) = (&record.pool, &record.volume);
         self.events().publish(EventKind::DeviceRecovered, pool, volume, text);
         Ok(true)
+    }
+
+    /// The same of a volume whose cell is on another host.
+    async fn recover_standby(&self, record: Record) -> Result<bool, Error> {
+        let waits = |one: &Arc<super::attachments::Attachment>| one.waits();
+        let attached = self.0.attachments.get(&record.pool, &record.volume);
+        let spec = attached.filter(waits).and_then(|one| standby_spec(&one.record));
+        let (Some(spec), Some(devices)) = (spec, self.ublk().map(Arc::clone)) else {
+            return Ok(false);
+        };
+        let number = record.ublk.and_then(|ublk| ublk.device);
+        match blocking(move || Ok(devices.recover(&spec, number))).await? {
+            Ok((_, how)) => Ok(how != Recovered::Served),
+            Err(error) => {
+                let name = shown(&record.volume);
+                let text = format!("the device of volume {name} on standby fails: {error}");
+                let (pool, volume) = (&record.pool, &record.volume);
+                self.events().publish(EventKind::DeviceFailed, pool, volume, text);
+                Ok(false)
+            }
+        }
     }
 
     /// Serves devices that could not be served before, if there are any.
@@ -403,5 +424,28 @@ fn spec(pool: &PoolHandle, volume: &VolumeSummary, record: &Record) -> DeviceSpe
         depth: ublk.depth,
         zero_copy,
         ready_mark: ublk.mark,
+        stands_by: false,
     }
+}
+
+/// The device of a volume whose pool is not open here; `None` of one over NBD.
+pub(super) fn standby_spec(record: &Record) -> Option<DeviceSpec> {
+    let (ublk, standby) = record.ublk.zip(record.standby.as_ref())?;
+    Some(DeviceSpec {
+        pool: super::standby::pool_id(record)?,
+        pool_name: record.pool.clone(),
+        volume: VolumeId(record.id),
+        name: record.volume.clone(),
+        size: standby.size,
+        block_size: standby.block_size,
+        extent_size: standby.extent_size,
+        read_only: record.read_only,
+        write_cache: standby.write_cache,
+        queues: ublk.queues,
+        depth: ublk.depth,
+        // Whether the pool's devices can do without copies is not known yet.
+        zero_copy: false,
+        ready_mark: ublk.mark,
+        stands_by: true,
+    })
 }

@@ -14,8 +14,9 @@ use blockd_media::units::human;
 use blockd_nbd::{ALLOCATED, Describes, ExportError, ExportInfo, MetaContext};
 use blockd_serve::nbd::{Exports, Opened};
 use blockd_serve::worker::Target;
+use tokio::sync::watch;
 
-use super::attachments::Attachment;
+use super::attachments::{Attachment, Coming};
 use super::{Control, volumes};
 
 /// Where NBD is served.
@@ -79,14 +80,46 @@ fn percent_encoded(bytes: &[u8]) -> String {
 /// A volume that a client has opened, on its way to a worker.
 #[derive(Clone, Debug)]
 pub struct Exported {
-    target: Target,
+    control: Control,
     attachment: Arc<Attachment>,
 }
 
+/// The fate of a client that comes.
+#[derive(Debug)]
+pub enum Arrival {
+    /// The client is connected, or refused.
+    Done,
+    /// The volume's pool is not open here. It may come again once this has changed or ended.
+    Waits(watch::Receiver<()>),
+}
+
 impl Exported {
-    /// Connects a client, unless the volume was detached since the client opened it.
-    pub fn if_attached(self, connect: impl FnOnce(Target)) {
-        self.attachment.if_attached(|| connect(self.target));
+    /// Connects a client, unless the volume was detached since the client opened it, or its pool is
+    /// not open here.
+    pub fn if_attached(&self, connect: impl FnOnce(Target)) -> Arrival {
+        // Looked up before the lock: it may take a moment.
+        let target = self.target();
+        let came = self.attachment.if_attached(|| {
+            if let Some(target) = target {
+                connect(target);
+            }
+        });
+        match came {
+            Coming::Waits(changed) => Arrival::Waits(changed),
+            Coming::Connected | Coming::Refused => Arrival::Done,
+        }
+    }
+
+    fn target(&self) -> Option<Target> {
+        let (pool, volume) = self.control.attached(&self.attachment)?;
+        Some(Target { pool, volume: volume.id, name: volume.name })
+    }
+
+    /// A client of the volume waits for the pool.
+    pub fn demand(&self) {
+        if let Some(pool) = super::standby::pool_id(&self.attachment.record) {
+            self.control.data_path().demands().add(pool);
+        }
     }
 }
 
@@ -106,17 +139,31 @@ impl Control {
         volume: &VolumeSummary,
         attachment: &Attachment,
     ) -> ExportInfo {
-        let sub_block = u32::try_from(pool.extent_size() / 64).unwrap_or(4096).max(4096);
         ExportInfo {
             name: self.export_name(pool.name(), &volume.name),
             description: format!("{} in pool {}", human(volume.size), pool.name()),
             size: volume.size,
             block_size: volume.block_size,
-            preferred_size: sub_block,
+            preferred_size: preferred_size(pool.extent_size()),
             read_only: attachment.record.read_only || pool.is_read_only(),
             // Every connection sees the one map, and a flush covers the pool.
             multi_conn: true,
         }
+    }
+
+    /// The same for a volume whose pool is not open here.
+    fn standby_info(&self, attachment: &Attachment) -> Option<ExportInfo> {
+        let record = &attachment.record;
+        let standby = record.standby.as_ref().filter(|_| attachment.waits())?;
+        Some(ExportInfo {
+            name: self.export_name(&record.pool, &record.volume),
+            description: format!("{} in cell {}, on standby", human(standby.size), record.pool),
+            size: standby.size,
+            block_size: standby.block_size,
+            preferred_size: preferred_size(standby.extent_size),
+            read_only: record.read_only,
+            multi_conn: true,
+        })
     }
 
     /// An attached volume, if its pool serves it.
@@ -154,6 +201,8 @@ impl Exports for Control {
         for attachment in self.exported() {
             if let Some((pool, volume)) = self.attached(&attachment) {
                 list.push(self.export_info(&pool, &volume, &attachment));
+            } else {
+                list.extend(self.standby_info(&attachment));
             }
         }
         list
@@ -162,6 +211,10 @@ impl Exports for Control {
     async fn open(&self, name: &str) -> Result<Opened<Exported>, ExportError> {
         let attachment = self.by_export_name(name).ok_or(ExportError::Unknown)?;
         let Some((pool, volume)) = self.attached(&attachment) else {
+            if let Some(info) = self.standby_info(&attachment) {
+                let control = self.clone();
+                return Ok(Opened { info, volume: Exported { control, attachment } });
+            }
             let pool = &attachment.record.pool;
             let problem = match self.pool(pool) {
                 Ok(_) => "the volume is being removed".to_owned(),
@@ -170,14 +223,14 @@ impl Exports for Control {
             return Err(ExportError::Refused(problem));
         };
         let info = self.export_info(&pool, &volume, &attachment);
-        let target = Target { pool, volume: volume.id, name: volume.name };
-        Ok(Opened { info, volume: Exported { target, attachment } })
+        Ok(Opened { info, volume: Exported { control: self.clone(), attachment } })
     }
 
     async fn contexts(&self, exported: &Exported) -> Vec<MetaContext> {
-        let target = &exported.target;
         let allocated = MetaContext { name: ALLOCATED.to_owned(), describes: Describes::Allocated };
         let mut contexts = vec![allocated];
+        // On standby snapshots are not known.
+        let Some(target) = exported.target() else { return contexts };
         // By id, and so by age.
         let family = target.pool.mapper().family_of(target.volume);
         let related =
@@ -185,6 +238,11 @@ impl Exports for Control {
         contexts.extend(related.map(|one| MetaContext::changed_since(&one.name, one.id.0)));
         contexts
     }
+}
+
+/// The size of requests that is best, for extents of this size: a sub-block.
+fn preferred_size(extent_size: u64) -> u32 {
+    u32::try_from(extent_size / 64).unwrap_or(4096).max(4096)
 }
 
 #[cfg(test)]

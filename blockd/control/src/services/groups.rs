@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use blockd_api::v1;
 #[cfg(test)]
 use blockd_hosts::simulated::Member;
 use blockd_hosts::{
@@ -48,6 +49,9 @@ pub(super) struct Membership {
     devices: Vec<MemberDevice>,
     /// Other hosts find the key in the directory.
     is_published: bool,
+    /// And the address of this host's daemon; empty where there is none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    address: String,
     /// This incarnation may not use the group any more.
     lost: bool,
     /// Keys of other hosts that this host has removed.
@@ -101,9 +105,9 @@ pub(super) struct Groups {
 }
 
 impl Backend {
-    fn of(name: &str, folder: Option<&Path>) -> Self {
+    fn of(name: &str, folder: Option<&Path>, host: u16) -> Self {
         match folder {
-            Some(path) => Self::Folder(folder::Folder::new(path.to_owned())),
+            Some(path) => Self::Folder(folder::Folder::new(path.to_owned(), HostNumber(host))),
             None => Self::Lvm(lvm::Lvm::new(name)),
         }
     }
@@ -112,7 +116,7 @@ impl Backend {
     fn look(&self) -> Result<(HostNumber, Vec<Device>), HostsError> {
         match self {
             Self::Lvm(group) => group.look().map(|found| (found.host, found.devices)),
-            Self::Folder(group) => group.space().map(|_| (HostNumber(1), Vec::new())),
+            Self::Folder(group) => group.space().map(|_| (group.host(), Vec::new())),
             #[cfg(test)]
             Self::Simulated(member) => Ok((member.host(), member.devices())),
         }
@@ -284,7 +288,7 @@ impl Groups {
     fn read(&self) -> Result<(), Error> {
         let list: Vec<Membership> = self.file.read()?;
         let group = |member: Membership| {
-            let backend = Backend::of(&member.name, member.folder.as_deref());
+            let backend = Backend::of(&member.name, member.folder.as_deref(), member.host);
             (member.name.clone(), Arc::new(Group::new(member, backend)))
         };
         *self.all.write() = list.into_iter().map(group).collect();
@@ -355,6 +359,7 @@ impl Membership {
             key: String::new(),
             devices: Vec::new(),
             is_published: false,
+            address: String::new(),
             lost: false,
             removed_keys: BTreeSet::new(),
             taking: BTreeMap::new(),
@@ -455,7 +460,8 @@ impl Control {
             if !device.exists() {
                 let group = shown(&group.name);
                 tracing::info!(pool = config.name, "cell {cell} of {group} is not held any more");
-                self.forget_pool(&config.name).await?;
+                // Clients on standby go on to wait for it.
+                self.forget_but_attachments(&config.name).await?;
             }
         }
         Ok(())
@@ -561,16 +567,22 @@ impl Control {
 
     fn publish(&self, group: &Group) -> Result<(), Error> {
         let member = group.member();
-        let Some(key) = Key::parse(&member.key).filter(|_| !member.is_published) else {
+        if let Some(key) = Key::parse(&member.key).filter(|_| !member.is_published) {
+            group.coordinator().publish_key(key)?;
+            self.0.groups.change(group, |member| member.is_published = true)?;
+        }
+        let address = self.0.options.hosts.published();
+        if member.address == address {
             return Ok(());
-        };
-        group.coordinator().publish_key(key)?;
-        self.0.groups.change(group, |member| member.is_published = true)
+        }
+        group.coordinator().publish_address(HostNumber(member.host), &address)?;
+        self.0.groups.change(group, |member| member.address = address)
     }
 
     /// Makes a group known. Locks that are not started yet are no error: a host registers first.
-    pub(super) async fn add_group(&self, name: &str, folder: &str) -> Result<bool, Error> {
-        let folder = checked_group(name, folder)?;
+    pub(super) async fn add_group(&self, asked: &v1::AddVolumeGroupRequest) -> Result<bool, Error> {
+        let (name, folder) = (asked.name.as_str(), checked_group(&asked.name, &asked.folder)?);
+        let host = checked_host(asked.host, folder.is_some())?;
         if folder.is_none() && self.node().is_none() {
             let allowed = "given, as this host has no identity: a UUID";
             return Err(Error::invalid("node.id", "", allowed));
@@ -578,10 +590,11 @@ impl Control {
         let _one = self.0.groups.adding.lock().await;
         if let Some(known) = self.0.groups.get(name) {
             refuse_other_folder(&known, folder)?;
+            refuse_other_host(&known, asked.host)?;
             self.join_group(&known).await?;
             return Ok(false);
         }
-        let backend = Backend::of(name, folder.as_deref());
+        let backend = Backend::of(name, folder.as_deref(), host);
         let group = Arc::new(Group::new(Membership::new(name, folder), backend));
         self.0.groups.all.write().insert(name.to_owned(), Arc::clone(&group));
         if let Err(error) = self.join_group(&group).await {
@@ -674,6 +687,34 @@ fn refuse_other_folder(known: &Group, folder: Option<PathBuf>) -> Result<(), Err
         existing: text(known.folder()),
         asked: text(folder),
     })
+}
+
+/// Refuses a group that is known with another number of this daemon.
+fn refuse_other_host(known: &Group, asked: u32) -> Result<(), Error> {
+    let existing = known.host();
+    if asked == 0 || asked == u32::from(existing.0) {
+        return Ok(());
+    }
+    Err(Error::Exists {
+        what: "volume group",
+        name: shown(&known.name),
+        field: "host".to_owned(),
+        existing: existing.to_string(),
+        asked: asked.to_string(),
+    })
+}
+
+/// Checks this daemon's number in a folder.
+fn checked_host(host: u32, is_folder: bool) -> Result<u16, Error> {
+    if host != 0 && !is_folder {
+        let allowed = "left out without a folder: LVM has the number (local/host_id)";
+        return Err(Error::invalid("host", host, allowed));
+    }
+    match u16::try_from(host.max(1)) {
+        // As many as sanlock has.
+        Ok(host) if host <= 2000 => Ok(host),
+        _ => Err(Error::invalid("host", host, "from 1 to 2000")),
+    }
 }
 
 /// Checks the name of a group, and gives its folder.

@@ -104,7 +104,7 @@ impl PoolKind for Extents {
     async fn detach_volume(&self, asked: DetachVolumeRequest) -> Result<DetachVolumeResponse> {
         let detached = self.0.detach_volume(&asked.pool, &asked.name, asked.force);
         let (changed, closed, volume) = detached.await?;
-        let (closed_connections, volume) = (count(closed), Some(volume));
+        let closed_connections = count(closed);
         Ok(DetachVolumeResponse { changed, closed_connections, volume })
     }
 

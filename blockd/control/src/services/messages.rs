@@ -47,13 +47,17 @@ fn of_devices(pool: &PoolHandle) -> Durability {
 pub(super) fn wish(asked: &v1::AttachVolumeRequest) -> AttachWish {
     AttachWish {
         read_only: asked.read_only,
-        front_end: match asked.front_end() {
-            v1::FrontEnd::Unspecified => None,
-            v1::FrontEnd::Ublk => Some(FrontEnd::Ublk),
-            v1::FrontEnd::Nbd => Some(FrontEnd::Nbd),
-        },
+        front_end: front_end(asked.front_end()),
         queues: asked.queue_count,
         depth: asked.queue_depth,
+    }
+}
+
+pub(super) const fn front_end(asked: v1::FrontEnd) -> Option<FrontEnd> {
+    match asked {
+        v1::FrontEnd::Unspecified => None,
+        v1::FrontEnd::Ublk => Some(FrontEnd::Ublk),
+        v1::FrontEnd::Nbd => Some(FrontEnd::Nbd),
     }
 }
 

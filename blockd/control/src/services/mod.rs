@@ -33,6 +33,7 @@ mod membership;
 mod messages;
 mod nodes;
 mod opening;
+mod peers;
 mod places;
 mod policy;
 mod pools;
@@ -48,6 +49,7 @@ mod settings;
 mod shrinking;
 mod snapshots;
 mod space;
+mod standby;
 mod state_file;
 mod stats;
 #[cfg(test)]
@@ -83,7 +85,7 @@ use blockd_media::units::hex;
 use blockd_serve::ublk::control::Devices;
 use parking_lot::RwLock;
 
-use crate::config::{HealthConfig, PoolConfig, SpaceConfig};
+use crate::config::{HealthConfig, HostsConfig, PoolConfig, SpaceConfig};
 use crate::node::NodeId;
 
 use attachments::Attachments;
@@ -95,10 +97,11 @@ pub use data_path::{Answer, DataPath};
 pub use devices::{device_error, device_owner};
 pub use errors::pool_error;
 pub use events::{EventHub, EventKind};
-pub use exports::{Exported, NbdAddress, NbdPlace};
+pub use exports::{Arrival, Exported, NbdAddress, NbdPlace};
 pub use extend::{ExtendListener, bind_extend};
 pub use health::HealthSummary;
 pub use membership::{HostConfig, Leave, Left, NodeName, Taken, declare_dead, forget};
+pub use peers::PeerListener;
 pub use server::{ControlListener, bind};
 
 /// Options of the control service.
@@ -118,6 +121,8 @@ pub struct ControlOptions {
     pub configured_pools: usize,
     /// The health checks of pools and volumes.
     pub health: HealthConfig,
+    /// Daemons of other hosts.
+    pub hosts: HostsConfig,
 }
 
 /// The control service. Clones are the same one.
@@ -143,6 +148,8 @@ struct Inner {
     groups: groups::Groups,
     /// One operation at a time on each cell, by its group's name and its own.
     cells: making::NamedLocks,
+    /// Cells that clients of this host wait for.
+    standby: standby::Standbys,
     attachments: Attachments,
     events: Arc<EventHub>,
     nbd: RwLock<Vec<NbdAddress>>,
@@ -247,6 +254,7 @@ impl Control {
             regions,
             groups,
             cells: making::NamedLocks::default(),
+            standby: standby::Standbys::default(),
             attachments,
             events: Arc::default(),
             nbd: RwLock::default(),

@@ -441,7 +441,7 @@ impl Calls for Control {
     ) -> Answer<v1::AddVolumeGroupResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let changed = control.add_group(&asked.name, &asked.folder).await?;
+            let changed = control.add_group(&asked).await?;
             let group = control.describe_group(control.group(&asked.name)?).await;
             Ok(v1::AddVolumeGroupResponse { changed, group: Some(group) })
         })
@@ -483,6 +483,11 @@ impl Calls for Control {
     async fn take_cell(&self, asked: Request<v1::TakeCellRequest>) -> Answer<v1::TakeCellResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move { control.take_cell(asked).await }).await
+    }
+
+    async fn stand_by(&self, asked: Request<v1::StandByRequest>) -> Answer<v1::StandByResponse> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        whole(async move { control.stand_by(asked).await }).await
     }
 
     async fn release_cell(

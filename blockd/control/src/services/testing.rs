@@ -10,7 +10,7 @@ use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_mapper::error::MapperError;
 use blockd_media::error::Error;
-use blockd_serve::worker::ConnectionInfo;
+use blockd_serve::worker::{ConnectionInfo, Demands};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tonic::transport::{Channel, Endpoint};
@@ -66,6 +66,11 @@ pub(crate) struct FakeDataPath {
     /// Why no pool can be added.
     pub(crate) refuses_pools: Mutex<Option<String>>,
     pub(crate) volumes: Mutex<Vec<Arc<VolumeStats>>>,
+    /// Pools whose clients wait.
+    pub(crate) standing: Mutex<std::collections::BTreeSet<[u8; 16]>>,
+    /// The IO of clients does not end.
+    pub(crate) is_busy: Mutex<bool>,
+    demands: Arc<Demands>,
 }
 
 impl DataPath for FakeDataPath {
@@ -89,6 +94,23 @@ impl DataPath for FakeDataPath {
         connections.retain(|one| (one.pool, one.volume) != (pool, volume));
         let closed = before - connections.len();
         Box::pin(async move { closed })
+    }
+
+    fn stand_by(&self, pool: [u8; 16]) -> Answer<'_, bool> {
+        let is_busy = *self.is_busy.lock();
+        if !is_busy {
+            self.standing.lock().insert(pool);
+        }
+        Box::pin(async move { !is_busy })
+    }
+
+    fn serve(&self, pool: [u8; 16]) -> Answer<'_, ()> {
+        self.standing.lock().remove(&pool);
+        Box::pin(async {})
+    }
+
+    fn demands(&self) -> Arc<Demands> {
+        Arc::clone(&self.demands)
     }
 
     fn connections(&self) -> Vec<ConnectionInfo> {
@@ -196,6 +218,7 @@ impl Rig {
             node: NodeId::parse(node),
             configured_pools: 1,
             health,
+            hosts: crate::config::HostsConfig::default(),
         };
         let control = Control::new(options, Arc::clone(&data_path) as Arc<dyn DataPath>).unwrap();
         let place = NbdPlace::Unix(PathBuf::from("/run/n.sock"));

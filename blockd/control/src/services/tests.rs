@@ -463,7 +463,7 @@ async fn a_volume_detached_meanwhile_is_not_recovered() {
     let id = rig.volumes().await[0].id;
     let ublk = Some(UblkRecord { queues: 1, depth: 32, ..UblkRecord::default() });
     let (pool, volume) = ("default".to_owned(), "a".to_owned());
-    let record = Record { pool, volume, id, pool_id: String::new(), read_only: false, ublk };
+    let record = Record { pool, volume, id, ublk, ..Record::default() };
     // As it was looked up before it was detached.
     assert!(!rig.control.recover_one(record.clone()).await.unwrap());
     rig.control.0.attachments.add(record.clone()).await.unwrap();

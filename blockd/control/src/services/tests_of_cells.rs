@@ -84,7 +84,7 @@ fn creation(name: &str) -> v1::CreateCellRequest {
 }
 
 fn taking(name: &str, fence: bool) -> v1::TakeCellRequest {
-    v1::TakeCellRequest { group: GROUP.to_owned(), name: name.to_owned(), fence }
+    v1::TakeCellRequest { group: GROUP.to_owned(), name: name.to_owned(), fence, handover: false }
 }
 
 fn releasing(name: &str) -> v1::ReleaseCellRequest {
@@ -463,6 +463,7 @@ async fn the_next_start_opens_the_cells_that_are_held_and_forgets_the_others() {
     let request = v1::AddVolumeGroupRequest {
         name: GROUP.to_owned(),
         folder: place.path().display().to_string(),
+        host: 0,
     };
     for changed in [true, false] {
         let added = rig.client.add_volume_group(request.clone()).await.unwrap().into_inner();
@@ -493,10 +494,71 @@ async fn names_and_folders_that_can_not_be_are_refused() {
         ("a", "/no/such/folder", "does not exist"),
     ] {
         let (name, folder) = (name.to_owned(), folder.to_owned());
-        let request = v1::AddVolumeGroupRequest { name, folder };
+        let request = v1::AddVolumeGroupRequest { name, folder, host: 0 };
         let error = rig.client.add_volume_group(request).await.unwrap_err();
         assert!(error.message().contains(problem), "{error}");
     }
     let error = rig.client.create_cell(creation("one")).await.unwrap_err();
     assert!(error.message().contains("volume group san does not exist"), "{error}");
+}
+
+/// This host has cell `one`, whose volume `v` is attached.
+async fn attached() -> Hosts {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let request = v1::AttachVolumeRequest {
+        name: "v".to_owned(),
+        pool: "one".to_owned(),
+        ..Default::default()
+    };
+    hosts.this.client.attach_volume(request).await.unwrap();
+    hosts
+}
+
+fn handing() -> v1::HandOverCellRequest {
+    v1::HandOverCellRequest { group: GROUP.to_owned(), name: "one".to_owned(), host: 2 }
+}
+
+#[tokio::test]
+async fn a_cell_is_handed_over_with_its_attachments_left_on_standby() {
+    let mut hosts = attached().await;
+    let id = hosts.this.control.pool("one").unwrap().id();
+    assert!(hosts.this.control.hand_over(handing()).await.unwrap());
+    // Asked twice: it is gone already.
+    assert!(!hosts.this.control.hand_over(handing()).await.unwrap());
+    assert!(hosts.this.data_path.standing.lock().contains(&id), "its clients wait");
+    let cell = group(&mut hosts.this).await.cells.remove(0);
+    assert_eq!((cell.state(), cell.standby), (v1::CellState::Free, vec!["v".to_owned()]));
+    let record = hosts.this.control.0.attachments.get("one", "v").unwrap().record.clone();
+    assert_eq!(record.standby.unwrap().size, 1 << 20);
+    hosts.other.client.take_cell(taking("one", false)).await.unwrap();
+    assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+    hosts.other.client.release_cell(releasing("one")).await.unwrap();
+    // It comes back, and its clients go on.
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    assert!(hosts.this.data_path.standing.lock().is_empty());
+    assert!(!hosts.this.control.0.attachments.get("one", "v").unwrap().waits());
+}
+
+#[tokio::test]
+async fn a_cell_whose_requests_do_not_end_stays_and_is_served_on() {
+    let mut hosts = attached().await;
+    *hosts.this.data_path.is_busy.lock() = true;
+    let error = hosts.this.control.hand_over(handing()).await.unwrap_err();
+    assert!(error.to_string().contains("has requests that do not end"), "{error}");
+    assert!(!hosts.this.control.0.attachments.get("one", "v").unwrap().waits());
+    assert_eq!(states(&mut hosts.this).await, [("one".to_owned(), v1::CellState::Open, 1)]);
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_host_without_an_address_is_not_asked_for_a_cell() {
+    let mut hosts = attached().await;
+    let request = v1::TakeCellRequest { handover: true, ..taking("one", false) };
+    let error = hosts.other.client.take_cell(request).await.unwrap_err();
+    assert!(error.message().contains("host 1 of volume group san has published no address"));
+    let both = v1::TakeCellRequest { handover: true, ..taking("one", true) };
+    let error = hosts.other.client.take_cell(both).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert_eq!(states(&mut hosts.this).await, [("one".to_owned(), v1::CellState::Open, 1)]);
 }

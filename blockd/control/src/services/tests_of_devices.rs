@@ -107,6 +107,8 @@ impl QueueHost for Host {
         true
     }
 
+    fn let_wait(&self, _: u32) {}
+
     fn fail_waiting(&self, _: u32) {}
 }
 

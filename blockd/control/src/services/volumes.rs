@@ -236,7 +236,7 @@ impl Control {
         let read_only = wish.read_only || volume.kind == VolumeKind::Snapshot;
         let (pool, id) = (handle.name().to_owned(), volume.id.0);
         let (name, pool_id) = (volume.name.clone(), hex(&handle.id()));
-        let record = Record { pool, volume: name, id, pool_id, read_only, ublk: None };
+        let record = Record { pool, volume: name, id, pool_id, read_only, ..Record::default() };
         let place = match self.front_end(&wish)? {
             FrontEnd::Nbd => {
                 self.0.attachments.add(record).await?;
@@ -275,7 +275,12 @@ impl Control {
         pool: &str,
         name: &str,
         force: bool,
-    ) -> Result<(bool, usize, v1::Volume), Error> {
+    ) -> Result<(bool, usize, Option<v1::Volume>), Error> {
+        if self.known(pool).is_err()
+            && let Some(closed) = self.detach_standby(pool, name, force).await?
+        {
+            return Ok((true, closed, None));
+        }
         let handle = self.pool(pool)?;
         let _guard = self.lock(&handle, name).await;
         let volume = existing(&handle, name)?;
@@ -288,7 +293,7 @@ impl Control {
         if changed && written {
             empty_log(&handle).await;
         }
-        Ok((changed, closed, self.describe(&handle, name).await?))
+        Ok((changed, closed, Some(self.describe(&handle, name).await?)))
     }
 
     /// Refuses a volume with connections, or whose block device is in use.
@@ -413,7 +418,8 @@ impl Control {
         for attachment in self.0.attachments.list() {
             let record = &attachment.record;
             let Ok(pool) = self.pool(&record.pool) else {
-                if is_forgotten(record) {
+                // Its cell may be on another host.
+                if record.standby.is_none() && is_forgotten(record) {
                     let (pool, volume) = (&record.pool, &record.volume);
                     tracing::warn!(pool, volume, "dropped an attachment: the pool was deleted");
                     gone.push((pool.clone(), volume.clone()));
@@ -465,7 +471,7 @@ async fn empty_log(pool: &PoolHandle) {
     }
 }
 
-fn same_attachment(record: &Record, wish: &AttachWish) -> Result<(), Error> {
+pub(super) fn same_attachment(record: &Record, wish: &AttachWish) -> Result<(), Error> {
     let other = |how: String| {
         let problem = format!("is attached {how} already: detach it first");
         Err(Error::in_use(format!("volume {}", shown(&record.volume)), problem))

@@ -21,6 +21,10 @@ const PREFIX: &str = "cell-";
 const NEW_TAG: &str = "blockd.new";
 /// A tag of the volume group that names a host's key: `blockd.key.<host>.<key>`.
 const KEY_TAG: &str = "blockd.key.";
+/// A tag of the volume group with the address of a host's daemon: `blockd.at.<host>.<address>`.
+const ADDRESS_TAG: &str = "blockd.at.";
+/// Most bytes of an address: a tag has at most 1,024 (lvm(8)), a host's name 253 (RFC 1035).
+const MAX_ADDRESS: usize = 512;
 /// Sanlock keeps leases in its own logical volume, which LVM makes with the group.
 const LOCK_VOLUME: &str = "lvmlock";
 
@@ -86,6 +90,24 @@ impl Lvm {
         let found = self.volumes()?.into_iter().find(|one| one.name == wanted);
         let (cell, group) = (name.clone(), self.name.clone());
         found.ok_or(HostsError::NotFound { cell, group })
+    }
+
+    /// Has the group this tag in place of those that `own` finds.
+    fn set_tag(&self, own: impl Fn(&str) -> bool, tag: Option<String>) -> Result<(), HostsError> {
+        let group = self.group()?;
+        let mut words = vec!["--yes".to_owned()];
+        for former in group.tags.iter().filter(|one| own(one) && Some(*one) != tag.as_ref()) {
+            words.extend(["--deltag".to_owned(), former.clone()]);
+        }
+        if let Some(tag) = tag.filter(|tag| !group.tags.contains(tag)) {
+            words.extend(["--addtag".to_owned(), tag]);
+        }
+        if words.len() == 1 {
+            return Ok(());
+        }
+        words.push(self.name.clone());
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.commands.run("vgchange", &words).map(drop).map_err(|refusal| self.group_error(refusal))
     }
 
     /// This host's number: as sanlock has it, or before its locks are started as it will be.
@@ -189,26 +211,22 @@ impl Coordinator for Lvm {
     }
 
     fn publish_key(&self, key: Key) -> Result<(), HostsError> {
-        let group = self.group()?;
-        let own = |tag: &&String| tag_key(tag).is_some_and(|one| one.host() == key.host());
-        let tag = key_tag(key);
-        let mut words = vec!["--yes".to_owned()];
-        for former in group.tags.iter().filter(own).filter(|one| **one != tag) {
-            words.extend(["--deltag".to_owned(), former.clone()]);
-        }
-        if !group.tags.contains(&tag) {
-            words.extend(["--addtag".to_owned(), tag]);
-        }
-        if words.len() == 1 {
-            return Ok(());
-        }
-        words.push(self.name.clone());
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        self.commands.run("vgchange", &words).map(drop).map_err(|refusal| self.group_error(refusal))
+        let own = |tag: &str| tag_key(tag).is_some_and(|one| one.host() == key.host());
+        self.set_tag(own, Some(key_tag(key)))
     }
 
     fn keys(&self) -> Result<Vec<Key>, HostsError> {
         Ok(keys(&self.group()?.tags))
+    }
+
+    fn publish_address(&self, host: HostNumber, address: &str) -> Result<(), HostsError> {
+        let wanted = (!address.is_empty()).then(|| address_tag(host, address)).transpose();
+        let wanted = wanted.map_err(|problem| self.unsuitable(problem))?;
+        self.set_tag(|tag| tag_address(tag, host).is_some(), wanted)
+    }
+
+    fn address_of(&self, host: HostNumber) -> Result<Option<String>, HostsError> {
+        Ok(self.group()?.tags.iter().find_map(|tag| tag_address(tag, host)))
     }
 
     fn cell(&self, name: &CellName) -> Result<Option<Cell>, HostsError> {
@@ -325,6 +343,24 @@ fn key_tag(key: Key) -> String {
 fn tag_key(tag: &str) -> Option<Key> {
     let (host, key) = tag.strip_prefix(KEY_TAG)?.split_once('.')?;
     Key::parse(key).filter(|key| key.host().to_string() == host)
+}
+
+/// The tag of a host's address. Tags have no brackets (lvm(8)): those of IPv6 become `_`.
+fn address_tag(host: HostNumber, address: &str) -> Result<String, String> {
+    let text = address.replace(['[', ']'], "_");
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-:".contains(&byte);
+    if text.len() > MAX_ADDRESS || !text.bytes().all(is_plain) {
+        return Err(format!("has no room for the address {address}: must be HOST:PORT"));
+    }
+    Ok(format!("{ADDRESS_TAG}{host}.{text}"))
+}
+
+fn tag_address(tag: &str, host: HostNumber) -> Option<String> {
+    let text = tag.strip_prefix(ADDRESS_TAG)?.strip_prefix(&format!("{host}."))?;
+    Some(match text.strip_prefix('_').and_then(|rest| rest.split_once('_')) {
+        Some((ip, port)) => format!("[{ip}]{port}"),
+        None => text.to_owned(),
+    })
 }
 
 fn keys(tags: &[String]) -> Vec<Key> {

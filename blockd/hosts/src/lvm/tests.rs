@@ -214,3 +214,14 @@ fn a_group_is_in_use_while_it_has_locks_or_devices_here() {
         assert_eq!(lvm.is_in_use().unwrap(), is_in_use, "{status:?} {names:?}");
     }
 }
+
+#[test]
+fn the_address_of_a_host_is_in_a_tag() {
+    for address in ["host-a.example:7020", "[fe80::1]:7020", "10.0.0.2:1"] {
+        let tag = address_tag(HostNumber(12), address).unwrap();
+        assert_eq!(tag_address(&tag, HostNumber(12)).as_deref(), Some(address), "{tag}");
+        assert_eq!(tag_address(&tag, HostNumber(1)), None);
+    }
+    let problem = address_tag(HostNumber(1), "host a:1").unwrap_err();
+    assert!(problem.contains("must be HOST:PORT"), "{problem}");
+}

@@ -32,6 +32,21 @@ pub struct QueueSpec {
     pub name: String,
     /// Writes are refused.
     pub read_only: bool,
+    /// Whether its pool is open here.
+    pub standby: QueueStandby,
+}
+
+/// Whether the pool of a queue's volume is open here when the queue starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum QueueStandby {
+    /// The pool is open.
+    #[default]
+    No,
+    /// The pool is not open: requests wait until it is.
+    Waits,
+    /// The same, and requests fail until [`QueueHost::let_wait`]: the kernel's own look for
+    /// partitions, which the start of a device waits for.
+    Fails,
 }
 
 /// Serves queues. Its calls block and belong on a device's own thread.
@@ -48,7 +63,10 @@ pub trait QueueHost: Send + Sync {
     /// than the limit.
     fn await_end(&self, device: u32, limit: Duration) -> bool;
 
+    /// Has the requests of a device on standby wait, which failed while it was started.
+    fn let_wait(&self, device: u32);
+
     /// Fails what waits for the pool or for space in the queues of a device, now and from now on,
-    /// so that `STOP_DEV` need not wait for space: for a deletion by force.
+    /// so that `STOP_DEV` need not wait for it: for a deletion by force.
     fn fail_waiting(&self, device: u32);
 }

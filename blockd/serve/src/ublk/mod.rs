@@ -12,5 +12,5 @@ mod host;
 mod queue;
 mod request;
 
-pub use host::{QueueHost, QueueSpec};
+pub use host::{QueueHost, QueueSpec, QueueStandby};
 pub use queue::Queue;

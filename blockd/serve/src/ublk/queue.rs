@@ -10,7 +10,7 @@ use blockd_engine::schedule::{FlowId, Owner};
 use blockd_engine::volume::{Executor, Step, Token, VolumeRef};
 
 use super::descriptor::Descriptors;
-use super::host::QueueSpec;
+use super::host::{QueueSpec, QueueStandby};
 use super::request::{Wanted, answer};
 use crate::Context;
 
@@ -30,11 +30,15 @@ struct Tag {
 pub struct Queue {
     /// The served device and volume.
     pub spec: QueueSpec,
-    /// The volume.
-    pub volume: VolumeRef,
+    /// The volume, as the worker and its scheduler know it; `None` on standby.
+    served: Option<(VolumeRef, FlowId)>,
+    /// Requests wait for the volume.
+    stands_by: bool,
+    /// And fail, as the device is about to be removed.
+    fails: bool,
+    /// A request has come that waits for the volume.
+    wants: bool,
     at: usize,
-    /// As the worker's scheduler knows it.
-    flow: FlowId,
     area: AreaId,
     descriptors: Descriptors,
     tags: Vec<Tag>,
@@ -42,7 +46,7 @@ pub struct Queue {
     fetching: usize,
     /// Requests that are being served.
     in_flight: usize,
-    /// Requests that the scheduler holds back, in order.
+    /// Requests that the scheduler holds back, or that wait for the volume, in order.
     held: VecDeque<u16>,
     /// Requests are left to the next process.
     draining: bool,
@@ -51,11 +55,11 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Takes a queue over and fetches its requests.
+    /// Takes a queue over and fetches its requests; without a volume, on standby.
     pub fn start(
         spec: QueueSpec,
         at: usize,
-        volume: VolumeRef,
+        volume: Option<VolumeRef>,
         context: &mut Context<'_>,
     ) -> std::io::Result<Self> {
         let ring = &mut *context.ring;
@@ -69,18 +73,23 @@ impl Queue {
                 return Err(error);
             }
         };
-        let Some(flow) = context.executor.add_flow(volume, Owner::Queue(at)) else {
+        let flow = volume.map(|volume| context.executor.add_flow(volume, Owner::Queue(at)));
+        if let Some(None) = flow {
             ring.remove_area(area, spec.depth);
             return Err(std::io::Error::other("the volume is not served"));
-        };
+        }
+        let served = volume.zip(flow.flatten());
         let tags = (0..spec.depth)
             .map(|tag| Tag { buffer: ring.piece(area, tag), registered: false, answer: 0 })
             .collect();
+        let fails = spec.standby == QueueStandby::Fails;
         let mut queue = Self {
             spec,
-            volume,
+            served,
+            stands_by: served.is_none(),
+            fails,
+            wants: false,
             at,
-            flow,
             area,
             descriptors,
             tags,
@@ -168,8 +177,78 @@ impl Queue {
         }
     }
 
+    /// The volume, unless the queue is on standby.
+    #[must_use]
+    pub fn volume(&self) -> Option<VolumeRef> {
+        self.served.map(|(volume, _)| volume)
+    }
+
+    /// Has requests wait from now on.
+    pub const fn stand_by(&mut self) {
+        self.stands_by = true;
+    }
+
+    /// Lets go of the volume once no request is with it. True when it has none.
+    pub fn rest(&mut self, context: &mut Context<'_>) -> bool {
+        let Some((volume, flow)) = self.served else { return true };
+        if !self.stands_by || self.in_flight > self.held.len() {
+            return false;
+        }
+        context.executor.remove_flow(flow);
+        context.executor.detach(volume);
+        self.served = None;
+        self.wants |= !self.held.is_empty();
+        true
+    }
+
+    /// Serves again after a standby, with this volume where it had let go of its own. False if that
+    /// is not served.
+    pub fn serve(&mut self, volume: Option<VolumeRef>, context: &mut Context<'_>) -> bool {
+        if let Some(volume) = volume {
+            let owner = Owner::Queue(self.at);
+            let Some(flow) = context.executor.add_flow(volume, owner) else { return false };
+            self.served = Some((volume, flow));
+        }
+        self.stands_by = false;
+        self.wants = false;
+        self.resume(context);
+        true
+    }
+
+    /// Fails requests that wait for the volume, and those that would.
+    pub fn fail_waiting(&mut self, context: &mut Context<'_>) {
+        if !self.stands_by {
+            return;
+        }
+        self.fails = true;
+        for tag in std::mem::take(&mut self.held) {
+            self.answer(tag, -libc::EIO, context);
+        }
+    }
+
+    /// Has requests wait for the volume, which failed before.
+    pub const fn let_wait(&mut self) {
+        self.fails = false;
+    }
+
+    /// Whether a request has come since the last call that waits for the volume.
+    pub const fn takes_demand(&mut self) -> bool {
+        std::mem::replace(&mut self.wants, false)
+    }
+
+    fn wait_for_volume(&mut self, tag: u16, context: &mut Context<'_>) {
+        if self.fails {
+            return self.answer(tag, -libc::EIO, context);
+        }
+        self.held.push_back(tag);
+        self.wants |= self.served.is_none();
+    }
+
     /// Serves a request that has been fetched.
     fn take(&mut self, tag: u16, context: &mut Context<'_>) {
+        let Some((volume, flow)) = self.served.filter(|_| !self.stands_by) else {
+            return self.wait_for_volume(tag, context);
+        };
         let Some(descriptor) = self.descriptors.get(tag) else { return };
         let wanted = match Wanted::of(descriptor, self.spec.max_bytes) {
             Ok(wanted) => wanted,
@@ -185,7 +264,7 @@ impl Queue {
         // A flush does not wait behind requests that limits hold back.
         let in_order = self.held.is_empty() || wanted.operation == Operation::Flush;
         let demand = Executor::demand(wanted.operation, wanted.len);
-        if !in_order || context.executor.admit(self.volume, self.flow, &demand).is_err() {
+        if !in_order || context.executor.admit(volume, flow, &demand).is_err() {
             self.held.push_back(tag);
             return;
         }
@@ -193,7 +272,7 @@ impl Queue {
         let buffer = self.tags[at].buffer.take();
         let Wanted { operation, offset, len, .. } = wanted;
         let request = Request::new(operation, offset, len, token, buffer);
-        context.executor.begin(self.volume, self.flow, request, context.ring);
+        context.executor.begin(volume, flow, request, context.ring);
     }
 
     fn register(&mut self, tag: u16, step: Step, context: &mut Context<'_>) {
@@ -233,6 +312,9 @@ impl Queue {
 
     /// Goes on with requests that were held back, until one is again.
     pub fn resume(&mut self, context: &mut Context<'_>) {
+        if self.stands_by {
+            return;
+        }
         let mut waiting = std::mem::take(&mut self.held);
         while let Some(tag) = waiting.pop_front() {
             self.take(tag, context);
@@ -247,7 +329,9 @@ impl Queue {
     /// Gives everything back, when it has ended.
     pub fn release(self, context: &mut Context<'_>) {
         context.ring.remove_area(self.area, self.spec.depth);
-        context.executor.remove_flow(self.flow);
-        context.executor.detach(self.volume);
+        if let Some((volume, flow)) = self.served {
+            context.executor.remove_flow(flow);
+            context.executor.detach(volume);
+        }
     }
 }

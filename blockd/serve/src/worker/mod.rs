@@ -1,6 +1,7 @@
 //! Worker threads: a ring each, serving the sessions they were given.
 
 mod balance;
+mod demands;
 mod idle;
 mod placement;
 mod queues;
@@ -26,6 +27,7 @@ use super::FrontendError;
 use super::nbd;
 use super::ublk::{QueueHost, QueueSpec};
 use balance::{Load, Moves, Moving, SATURATED};
+pub use demands::Demands;
 use placement::Placement;
 
 /// Messages that may wait for a worker.
@@ -132,6 +134,11 @@ enum Mail {
     Drain(Duration, oneshot::Sender<()>),
     StartQueue(Box<QueueSpec>, oneshot::Sender<Result<(), FrontendError>>),
     FailWaiting(u32),
+    LetWait(u32),
+    /// The clients of this pool's volumes are to wait; answered once no request is with it.
+    StandBy([u8; 16], oneshot::Sender<()>),
+    /// The clients of this pool's volumes are served again.
+    Serve([u8; 16], oneshot::Sender<()>),
     StayOn(Vec<usize>),
 }
 
@@ -156,6 +163,7 @@ pub struct Workers {
     next: Arc<AtomicUsize>,
     placement: Arc<Mutex<Placement>>,
     moves: Moves,
+    demands: Arc<Demands>,
 }
 
 impl std::fmt::Debug for Workers {
@@ -180,13 +188,13 @@ impl Workers {
         let placement = Placement::new(blockd_media::pool::nodes(), options.count);
         let placement = Arc::new(Mutex::new(placement));
         let moves = Moves::new(&placement);
-        let mut threads = Vec::new();
+        let (mut threads, demands) = (Vec::new(), Arc::<Demands>::default());
         for worker in 0..options.count {
-            threads.push(start_thread(worker, options, moves.clone())?);
+            threads.push(start_thread(worker, options, moves.clone(), &demands)?);
         }
         let threads: Arc<[Shared]> = threads.into();
         moves.begin(&threads);
-        Ok(Self { threads, next: Arc::new(AtomicUsize::new(0)), placement, moves })
+        Ok(Self { threads, next: Arc::new(AtomicUsize::new(0)), placement, moves, demands })
     }
 
     /// Serves a pool's volumes from now on. The first one whose memory is near to some processors
@@ -244,6 +252,46 @@ impl Workers {
             closed += receive.await.unwrap_or(0);
         }
         closed
+    }
+
+    /// Has the clients of a pool's volumes wait, and comes back once no request is with the pool.
+    /// False if that takes longer than the limit, or a worker has ended: then [`Self::serve`]
+    /// reverts it. Otherwise the pool can be removed, and they wait until one of this identity is
+    /// added and served.
+    pub async fn stand_by(&self, pool: [u8; 16], limit: Duration) -> bool {
+        // No connection is on its way to a worker whose connections stand by already.
+        let _still = self.moves.hold().await;
+        let mut waits = Vec::new();
+        for thread in self.threads.iter() {
+            let (send, receive) = oneshot::channel();
+            thread.post(Mail::StandBy(pool, send)).await;
+            waits.push(receive);
+        }
+        let all = async {
+            for wait in waits {
+                if wait.await.is_err() {
+                    return false;
+                }
+            }
+            true
+        };
+        tokio::time::timeout(limit, all).await.unwrap_or(false)
+    }
+
+    /// Serves the clients of a pool's volumes again.
+    pub async fn serve(&self, pool: [u8; 16]) {
+        for thread in self.threads.iter() {
+            let (send, receive) = oneshot::channel();
+            thread.post(Mail::Serve(pool, send)).await;
+            // A thread that has ended serves none.
+            let _ = receive.await;
+        }
+    }
+
+    /// The pools that clients on standby wait for.
+    #[must_use]
+    pub const fn demands(&self) -> &Arc<Demands> {
+        &self.demands
     }
 
     /// The connections that are served.
@@ -343,6 +391,12 @@ impl QueueHost for Workers {
         }
     }
 
+    fn let_wait(&self, device: u32) {
+        for thread in self.threads.iter() {
+            thread.post_blocking(Mail::LetWait(device));
+        }
+    }
+
     fn fail_waiting(&self, device: u32) {
         for thread in self.threads.iter() {
             thread.post_blocking(Mail::FailWaiting(device));
@@ -377,6 +431,7 @@ fn start_thread(
     worker: usize,
     options: WorkerOptions,
     moves: Moves,
+    demands: &Arc<Demands>,
 ) -> Result<Shared, FrontendError> {
     let io = |what| move |source| FrontendError::Io { what, source };
     let doorbell = Arc::new(Doorbell::new().map_err(io("make an eventfd"))?);
@@ -393,7 +448,7 @@ fn start_thread(
         queues: Arc::default(),
         load: Arc::default(),
     };
-    let load = Arc::clone(&shared.load);
+    let (load, demands) = (Arc::clone(&shared.load), Arc::clone(demands));
     let shown = thread::Shown {
         volumes: Arc::clone(&shared.volumes),
         connections: Arc::clone(&shared.connections),
@@ -401,7 +456,8 @@ fn start_thread(
     };
     let (started, answer) = bounded(1);
     let run = move || {
-        let parts = thread::Parts { worker, options, doorbell, clock, inbox, stats, load, moves };
+        let parts =
+            thread::Parts { worker, options, doorbell, clock, inbox, stats, load, moves, demands };
         match thread::WorkerThread::new(parts, shown) {
             Ok(thread) => {
                 let _ = started.send(Ok(()));

@@ -1,11 +1,14 @@
 //! The queues of block devices that a worker serves.
 
+use std::sync::Arc;
+
 use blockd_engine::block::Completion;
 use blockd_engine::volume::{Executor, Step, VolumeRef};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::balance::Load;
+use super::demands::Demands;
 use crate::ublk::{Queue, QueueSpec};
 use crate::{Context, FrontendError};
 
@@ -19,21 +22,28 @@ pub(super) struct Queues {
     starting: Vec<(usize, Started)>,
     /// Queues that may have ended.
     ended: Vec<usize>,
+    /// Pools that queues on standby wait for.
+    demands: Arc<Demands>,
 }
 
 impl Queues {
+    pub(super) fn new(demands: Arc<Demands>) -> Self {
+        Self { demands, ..Self::default() }
+    }
+
     /// Takes a queue over. The answer comes after the next turn, when the kernel has its commands.
     pub(super) fn start(
         &mut self,
         spec: QueueSpec,
-        volume: VolumeRef,
+        volume: Option<VolumeRef>,
         answer: Started,
         (shown, load): (&Mutex<Vec<u32>>, &Load),
         context: &mut Context<'_>,
     ) {
         let device = spec.device;
         let at = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
-        let started = if spec.zero_copy && context.executor.is_mapped(volume) {
+        let is_mapped = volume.is_some_and(|volume| context.executor.is_mapped(volume));
+        let started = if spec.zero_copy && is_mapped {
             Err(std::io::Error::other("a pool in memory can't do without copies"))
         } else {
             Queue::start(spec, at, volume, context)
@@ -47,7 +57,7 @@ impl Queues {
                 self.starting.push((at, answer));
             }
             Err(source) => {
-                context.executor.detach(volume);
+                volume.into_iter().for_each(|volume| context.executor.detach(volume));
                 forget(shown, device);
                 load.end();
                 let _ = answer.send(Err(FrontendError::Io { what: "serve a queue", source }));
@@ -66,11 +76,14 @@ impl Queues {
         result: i32,
         context: &mut Context<'_>,
     ) {
-        let Some(queue) = self.get(at) else {
+        let Some(queue) = self.all.get_mut(at).and_then(Option::as_mut) else {
             tracing::error!(at, "a command has ended that belongs to no queue");
             return;
         };
         queue.ended(tag, step, result, context);
+        if queue.takes_demand() {
+            self.demands.add(queue.spec.pool);
+        }
         if queue.has_ended() {
             self.ended.push(at);
         }
@@ -125,9 +138,65 @@ impl Queues {
     }
 
     /// Fails what waits for the pool or for space in the queues of a device.
-    pub(super) fn fail_waiting(&self, device: u32, executor: &mut Executor) {
-        for queue in self.all.iter().flatten().filter(|queue| queue.spec.device == device) {
-            executor.cancel_parked(queue.volume);
+    pub(super) fn fail_waiting(&mut self, device: u32, context: &mut Context<'_>) {
+        for queue in self.all.iter_mut().flatten().filter(|queue| queue.spec.device == device) {
+            queue.fail_waiting(context);
+            if let Some(volume) = queue.volume() {
+                context.executor.cancel_parked(volume);
+            }
+        }
+    }
+
+    /// Has the requests of a device wait that failed while it was started.
+    pub(super) fn let_wait(&mut self, device: u32) {
+        let all = self.all.iter_mut().flatten();
+        all.filter(|queue| queue.spec.device == device).for_each(Queue::let_wait);
+    }
+
+    fn of_pool(&mut self, pool: [u8; 16]) -> impl Iterator<Item = &mut Queue> {
+        self.all.iter_mut().flatten().filter(move |queue| queue.spec.pool == pool)
+    }
+
+    /// Has the requests to a pool's volumes wait from now on.
+    pub(super) fn stand_by(&mut self, pool: [u8; 16]) {
+        self.of_pool(pool).for_each(Queue::stand_by);
+    }
+
+    /// Lets go of a pool's volumes that no request is with. True when none is left.
+    pub(super) fn rest(&mut self, pool: [u8; 16], context: &mut Context<'_>) -> bool {
+        let (demands, mut all) = (Arc::clone(&self.demands), true);
+        for queue in self.of_pool(pool) {
+            all &= queue.rest(context);
+            if queue.takes_demand() {
+                demands.add(pool);
+            }
+        }
+        all
+    }
+
+    /// Serves a pool's volumes again. `attach` gives the volume of a queue.
+    pub(super) fn serve(
+        &mut self,
+        pool: [u8; 16],
+        context: &mut Context<'_>,
+        attach: impl Fn(&QueueSpec, &mut Executor) -> Option<VolumeRef>,
+    ) {
+        for queue in self.of_pool(pool) {
+            let volume = match queue.volume() {
+                Some(_) => None,
+                None => match attach(&queue.spec, context.executor) {
+                    Some(volume) => Some(volume),
+                    None => {
+                        let (device, volume) = (queue.spec.device, &queue.spec.name);
+                        tracing::warn!(device, volume, "its volume is gone: requests fail");
+                        queue.fail_waiting(context);
+                        continue;
+                    }
+                },
+            };
+            if !queue.serve(volume, context) {
+                queue.fail_waiting(context);
+            }
         }
     }
 
@@ -135,7 +204,9 @@ impl Queues {
     pub(super) fn drain(&mut self, executor: &mut Executor) {
         for queue in self.all.iter_mut().flatten() {
             queue.drain();
-            executor.cancel_parked(queue.volume);
+            if let Some(volume) = queue.volume() {
+                executor.cancel_parked(volume);
+            }
         }
     }
 
@@ -151,8 +222,9 @@ impl Queues {
 
     /// The volumes of the queues are served no more.
     pub(super) fn leave(&mut self, executor: &mut Executor) {
-        for queue in self.all.iter().flatten().filter(|queue| queue.is_idle()) {
-            executor.detach(queue.volume);
+        let idle = self.all.iter().flatten().filter(|queue| queue.is_idle());
+        for volume in idle.filter_map(Queue::volume) {
+            executor.detach(volume);
         }
     }
 }

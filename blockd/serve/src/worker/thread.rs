@@ -1,6 +1,7 @@
 //! A worker's thread: one loop, one system call in each turn of it.
 
 mod mail;
+mod standby;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::balance::{Load, Moves};
+use super::demands::Demands;
 use super::queues::Queues;
 use super::{ConnectionInfo, Mail, Target, WorkerOptions};
 use crate::Context;
@@ -45,6 +47,7 @@ pub(super) struct Parts {
     pub(super) stats: Arc<WorkerStats>,
     pub(super) load: Arc<Load>,
     pub(super) moves: Moves,
+    pub(super) demands: Arc<Demands>,
 }
 
 /// The state of a thread that other threads can see.
@@ -80,6 +83,7 @@ pub(super) struct WorkerThread {
     queues: Queues,
     shown: Shown,
     closing: Vec<Closing>,
+    standing: Vec<standby::Standing>,
     draining: Option<(u64, oneshot::Sender<()>)>,
     next_id: u64,
     /// When slow clients were looked for last.
@@ -99,6 +103,7 @@ impl WorkerThread {
         ring.listen(&parts.doorbell)?;
         let clock = parts.clock;
         let executor = Executor::new(parts.worker, ring.free_bytes(), clock);
+        let queues = Queues::new(Arc::clone(&parts.demands));
         Ok(Self {
             parts,
             ring,
@@ -108,9 +113,10 @@ impl WorkerThread {
             targets: Vec::new(),
             touched: Vec::with_capacity(64),
             stalled: Vec::with_capacity(64),
-            queues: Queues::default(),
+            queues,
             shown,
             closing: Vec::new(),
+            standing: Vec::new(),
             draining: None,
             next_id: 1,
             looked: 0,
@@ -135,6 +141,7 @@ impl WorkerThread {
             self.parts.stats.free_memory.set(self.ring.free_bytes());
             self.executor.pass_on();
             self.end_closing();
+            self.rest();
             if self.is_drained() {
                 break;
             }
@@ -366,6 +373,8 @@ impl WorkerThread {
             connection.push(self.now, &mut context);
             if connection.has_ended() {
                 self.remove(at);
+            } else if connection.has_demand() {
+                self.demand(at);
             } else if let Some(to) = connection.moves_now() {
                 self.hand_over(at, to);
                 // It stays if it could not move, and receives again.

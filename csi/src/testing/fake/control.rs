@@ -99,6 +99,7 @@ control! {
         list_volume_groups: ListVolumeGroupsRequest -> ListVolumeGroupsResponse;
         create_cell: CreateCellRequest -> CreateCellResponse;
         take_cell: TakeCellRequest -> TakeCellResponse;
+        stand_by: StandByRequest -> StandByResponse;
         release_cell: ReleaseCellRequest -> ReleaseCellResponse;
         delete_cell: DeleteCellRequest -> DeleteCellResponse;
         lose_volume_group: LoseVolumeGroupRequest -> LoseVolumeGroupResponse;

@@ -88,6 +88,11 @@ runtime_dir = "/run/blockd"
 state_dir = "/var/lib/blockd"
 [node]
 id = "0000000$HOST_ID-0000-4000-8000-000000000000"
+[hosts]
+listen = "$ADDRESS:7020"
+certificate = "/etc/blockd/host.pem"
+key = "/etc/blockd/host.key"
+ca = "/etc/blockd/ca.pem"
 [[pool]]
 name = "default"
 path = "/tmp/pool"

@@ -1,10 +1,12 @@
 //! Three machines on a network of their own: an array, and two hosts that share its disk.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Result, anyhow};
 use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 use super::super::{INSIDE, Run, sparse};
 use super::machine::Machine;
@@ -43,6 +45,7 @@ impl Lab {
     pub(super) fn start(run: &Run) -> Result<Self> {
         let folder = Folder::new("hosts")?;
         let disk = sparse(&folder, "disk", DISK)?;
+        certificates(folder.path())?;
         let network = Network::new(3)?;
         let mut array = array(run, &network, &disk)?;
         array.ok("array")?;
@@ -145,6 +148,26 @@ fn transport(kernel: Which) -> (&'static str, &'static str) {
     }
 }
 
+/// Certificates of all hosts, of one authority, in a folder.
+fn certificates(folder: &Path) -> Result<()> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+    fs::write(folder.join("ca.pem"), authority.pem())?;
+    for id in 1..=HOSTS.len() {
+        let key = KeyPair::generate()?;
+        let params = CertificateParams::new(vec![address(id)])?;
+        fs::write(folder.join(format!("{id}.pem")), params.signed_by(&key, &authority)?.pem())?;
+        fs::write(folder.join(format!("{id}.key")), key.serialize_pem())?;
+    }
+    Ok(())
+}
+
+/// The address of a machine, by its port of the network.
+fn address(port: usize) -> String {
+    format!("192.0.2.{}", port + 1)
+}
+
 /// A machine with an address.
 fn machine(run: &Run, network: &Network, name: &str, port: usize) -> (Vm, String) {
     let vm = Vm::new(&format!("hosts-{name}"))
@@ -159,8 +182,8 @@ fn machine(run: &Run, network: &Network, name: &str, port: usize) -> (Vm, String
         "put() {{ echo \"$1\" >\"$2\"; }}\n\
          NAME={name}; ARRAY={ARRAY}; TRANSPORT={transport}; DISK={disk}\n\
          HOSTS='{hosts}'; HOST_ID={port}; IO_TIMEOUT={IO_TIMEOUT}; NVME_TIMES={NVME_TIMES}\n\
-         hostname {name}; ip addr add 192.0.2.{}/24 dev eth0; ip link set eth0 up\n",
-        port + 1
+         ADDRESS={0}; hostname {name}; ip addr add {0}/24 dev eth0; ip link set eth0 up\n",
+        address(port)
     );
     (vm, script)
 }
@@ -190,6 +213,9 @@ fn host(run: &Run, network: &Network, folder: &Folder, id: usize) -> Result<Mach
         .programs(&["mkfs.ext4"])
         .file("/etc/mke2fs.conf".as_ref(), "/etc/mke2fs.conf", false)
         .drive(Drive::File(folder.path().join(format!("own-{id}"))))
+        .file(&folder.path().join("ca.pem"), "/etc/blockd/ca.pem", false)
+        .file(&folder.path().join(format!("{id}.pem")), "/etc/blockd/host.pem", false)
+        .file(&folder.path().join(format!("{id}.key")), "/etc/blockd/host.key", false)
         .packages(&PACKAGES)
         .file(&std::env::current_exe()?, INSIDE, true);
     Machine::boot(name, &vm, &format!("{script}{}", include_str!("host.sh")))

@@ -317,14 +317,8 @@ async fn a_pool_that_could_not_be_opened_says_which_kind_of_reason() {
     ];
     assert_eq!(reasons, expected);
     // Attached volumes there are known, and affected.
-    let record = Record {
-        pool_id: String::new(),
-        pool: "absent".to_owned(),
-        volume: "v".to_owned(),
-        id: 1,
-        read_only: false,
-        ublk: None,
-    };
+    let record =
+        Record { pool: "absent".to_owned(), volume: "v".to_owned(), id: 1, ..Record::default() };
     rig.control.0.attachments.add(record).await.unwrap();
     let volume = rig.health().await.volumes.pop().unwrap();
     assert_eq!((volume.volume.as_str(), codes(&volume.causes)), ("v", vec![failed]));

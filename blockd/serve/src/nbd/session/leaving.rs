@@ -17,8 +17,7 @@ impl Connection {
         self.take_no_more();
         self.end_input(context);
         // Only long reads still request memory, none of the requests behind them does.
-        context.executor.forget_hold(self.flow);
-        self.held = false;
+        self.forget_hold(context);
         for _ in 0..self.waiting_reads.len() {
             if let Some(job) = self.waiting_reads.pop_front() {
                 self.read_on(job, context);
@@ -26,9 +25,16 @@ impl Connection {
         }
     }
 
+    fn forget_hold(&mut self, context: &mut Context<'_>) {
+        if !self.rests() {
+            context.executor.forget_hold(self.flow);
+        }
+        self.held = false;
+    }
+
     /// The client sends no more requests: those that wait for space fail.
     fn end_input(&mut self, context: &mut Context<'_>) {
-        if !std::mem::replace(&mut self.input_has_ended, true) {
+        if !std::mem::replace(&mut self.input_has_ended, true) && !self.rests() {
             context.executor.cancel_flow(self.flow, false);
         }
     }
@@ -38,9 +44,10 @@ impl Connection {
         if std::mem::replace(&mut self.is_abandoned, true) {
             return;
         }
-        context.executor.forget_hold(self.flow);
-        context.executor.cancel_flow(self.flow, true);
-        self.held = false;
+        self.forget_hold(context);
+        if !self.rests() {
+            context.executor.cancel_flow(self.flow, true);
+        }
         self.waiting_reads.clear();
     }
 

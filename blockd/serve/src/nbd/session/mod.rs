@@ -8,6 +8,7 @@ mod leaving;
 mod moving;
 mod replies;
 mod requests;
+mod standby;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,6 +30,7 @@ use crate::Context;
 pub use self::deadlines::{Deadlines, Overdue};
 use self::input::Input;
 use self::job::{Job, Payload};
+use self::standby::Standby;
 
 /// A payload of which this much is still to come is received into its buffer directly; less is
 /// received together with what follows it.
@@ -128,6 +130,8 @@ pub struct Connection {
     blocked: bool,
     /// The scheduler holds it back.
     held: bool,
+    /// Whether requests wait for the volume.
+    standby: Standby,
     /// The client sends no more requests.
     input_has_ended: bool,
     /// Its requests were cancelled, as no client reads the answers.
@@ -219,6 +223,7 @@ impl Connection {
             stalled: false,
             blocked: false,
             held: false,
+            standby: Standby::default(),
             input_has_ended: false,
             is_abandoned: false,
             is_closed: false,
@@ -343,6 +348,7 @@ impl Connection {
             self.answer_backlog(context);
         }
         let waits = self.stalled || self.blocked || self.held;
+        let waits = waits || self.awaits_volume();
         if self.phase == Phase::Open && !self.receiving && !waits && !self.may_move() {
             self.receiving = self.receive(context).is_ok();
             self.progress_at = now;
@@ -408,8 +414,7 @@ impl Connection {
             context.ring.recycle_message(message);
         }
         context.ring.remove(self.file);
-        context.executor.remove_flow(self.flow);
-        context.executor.detach(self.volume);
+        self.let_go(context);
     }
 
     /// Admits a part of a request and takes its memory: less than it needs where that is scarce,

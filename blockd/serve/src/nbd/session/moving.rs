@@ -13,7 +13,7 @@ impl Connection {
     /// Whether the connection can move at all.
     #[must_use]
     pub fn can_move(&self) -> bool {
-        self.phase == Phase::Open && self.moves_to.is_none() && !self.held
+        self.phase == Phase::Open && self.moves_to.is_none() && !self.held && !self.stands_by()
     }
 
     /// Moves it to another worker as soon as the client waits for no answer.

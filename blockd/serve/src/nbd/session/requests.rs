@@ -58,6 +58,9 @@ impl Connection {
         if self.payload.is_some() {
             return self.take_payload(context);
         }
+        if self.stands_by() {
+            return false;
+        }
         let mut bytes = [0; EXTENDED_HEADER_BYTES];
         let len = self.input.front(context.ring, &mut bytes);
         match parse(&bytes[..len], self.agreed.extended) {

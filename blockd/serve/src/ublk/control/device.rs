@@ -14,7 +14,7 @@ use super::params::Params;
 use super::seat::{Patience, Seat};
 use super::users::{Places, numbers_of};
 use super::{DeviceError, DeviceOptions, QueueHost, called};
-use crate::ublk::QueueSpec;
+use crate::ublk::{QueueSpec, QueueStandby};
 
 /// Requests of a queue when each has a buffer of its own: 32 of 128 KiB are 4 MiB, half of what an
 /// idle device may take in memory.
@@ -63,6 +63,8 @@ pub struct DeviceSpec {
     pub zero_copy: bool,
     /// The present device's mark, if that device was added before it was known for which volume.
     pub ready_mark: Option<u16>,
+    /// The pool is not open here: requests wait until it is.
+    pub stands_by: bool,
 }
 
 /// A device, or why there is none.
@@ -281,7 +283,15 @@ impl Kit {
         });
         let control = seat.control.as_deref_mut().ok_or(DeviceError::NotServed)?;
         let info = control.info();
-        control.serve(how, &mut |file| self.fetch(spec, &info, &file))?;
+        let standby = match (spec.stands_by, &how) {
+            (false, _) => QueueStandby::No,
+            (true, Serve::Start(_)) => QueueStandby::Fails,
+            (true, Serve::Recover) => QueueStandby::Waits,
+        };
+        control.serve(how, &mut |file| self.fetch(spec, standby, &info, &file))?;
+        if standby == QueueStandby::Fails {
+            self.host.let_wait(info.number);
+        }
         let info = seat.command("GET_DEV_INFO", |it| it.refresh())?;
         let missing = asked & !info.flags;
         if missing != 0 {
@@ -315,6 +325,7 @@ impl Kit {
     fn fetch(
         &self,
         spec: &DeviceSpec,
+        standby: QueueStandby,
         info: &DeviceInfo,
         file: &Arc<File>,
     ) -> Result<(), DeviceError> {
@@ -333,6 +344,7 @@ impl Kit {
                 volume: spec.volume,
                 name: spec.name.clone(),
                 read_only: spec.read_only,
+                standby,
             };
             let device = || called(Some(info.number));
             self.host

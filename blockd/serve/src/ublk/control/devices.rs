@@ -289,6 +289,26 @@ impl Devices {
         number.map_or(Ok(()), |number| self.kit.unused(number))
     }
 
+    /// Refuses a volume whose device has a cache of the kernel above it that is not its own: a file
+    /// system, another block device, swap. Programs that have it open may stay.
+    ///
+    /// # Errors
+    /// The users of the device that are not programs.
+    pub fn check_not_mounted(&self, pool: &[u8; 16], volume: VolumeId) -> Result<(), DeviceError> {
+        let Some(entry) = self.entry(&(*pool, volume)) else { return Ok(()) };
+        let number = entry.seen.lock().number;
+        match number.map_or(Ok(()), |number| self.kit.unused(number)) {
+            Err(DeviceError::InUse { device, mut users }) => {
+                users.retain(|user| !matches!(user, users::User::Process { .. }));
+                match users.is_empty() {
+                    true => Ok(()),
+                    false => Err(DeviceError::InUse { device, users }),
+                }
+            }
+            other => other,
+        }
+    }
+
     /// Removes a volume's device. Refused while it is in use, unless forced. True if there was one.
     pub fn detach(
         &self,

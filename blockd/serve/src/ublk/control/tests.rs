@@ -191,6 +191,8 @@ impl QueueHost for FakeHost {
         true
     }
 
+    fn let_wait(&self, _: u32) {}
+
     fn fail_waiting(&self, device: u32) {
         self.failing.lock().push(device);
     }
@@ -300,6 +302,7 @@ fn spec(volume: u32) -> DeviceSpec {
         depth: 0,
         zero_copy: true,
         ready_mark: None,
+        stands_by: false,
     }
 }
 

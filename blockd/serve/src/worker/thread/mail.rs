@@ -11,7 +11,7 @@ use super::super::{ConnectionInfo, Idle, Mail, Target};
 use super::{Closing, WorkerThread, duration_ns, stats_of};
 use crate::nbd::Session;
 use crate::nbd::session::Connection;
-use crate::ublk::QueueSpec;
+use crate::ublk::{QueueSpec, QueueStandby};
 use crate::{Context, FrontendError};
 
 impl WorkerThread {
@@ -71,7 +71,11 @@ impl WorkerThread {
                     let _ = answer.send(added.map_err(FrontendError::from));
                 }
                 Mail::RemovePool(pool, answer) => {
-                    let _ = answer.send(self.executor.remove_pool(pool, &mut self.ring));
+                    let is_gone = self.executor.remove_pool(pool, &mut self.ring);
+                    if is_gone {
+                        self.standing.retain(|one| one.pool != pool);
+                    }
+                    let _ = answer.send(is_gone);
                 }
                 Mail::Connect(stream, session, moving) => {
                     self.connect(stream, *session);
@@ -91,7 +95,14 @@ impl WorkerThread {
                     self.queues.drain(&mut self.executor);
                 }
                 Mail::StartQueue(spec, answer) => self.start_queue(*spec, answer),
-                Mail::FailWaiting(device) => self.queues.fail_waiting(device, &mut self.executor),
+                Mail::FailWaiting(device) => {
+                    let mut context =
+                        Context { ring: &mut self.ring, executor: &mut self.executor };
+                    self.queues.fail_waiting(device, &mut context);
+                }
+                Mail::LetWait(device) => self.queues.let_wait(device),
+                Mail::StandBy(pool, answer) => self.stand_by(pool, answer),
+                Mail::Serve(pool, answer) => self.serve(pool, answer),
                 Mail::StayOn(cpus) => drop(blockd_media::hardening::stay_on(&cpus)),
             }
         }
@@ -106,7 +117,11 @@ impl WorkerThread {
         let (worker, volumes) = (self.parts.worker, &self.shown.volumes);
         let pool = self.executor.pool(spec.pool).cloned();
         let stats = || stats_of(volumes, pool.as_ref(), &spec.name, worker);
-        let volume = match self.executor.attach(spec.pool, spec.volume, stats) {
+        let volume = match spec.standby {
+            QueueStandby::Waits | QueueStandby::Fails => Ok(None),
+            QueueStandby::No => self.executor.attach(spec.pool, spec.volume, stats).map(Some),
+        };
+        let volume = match volume {
             Ok(volume) => volume,
             Err(error) => {
                 self.parts.load.end();
@@ -155,7 +170,10 @@ impl WorkerThread {
         let requests = self.parts.options.max_requests;
         let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         match Connection::new(id, at, stream, negotiated, attached, requests, guard, &mut context) {
-            Ok(connection) => {
+            Ok(mut connection) => {
+                if self.standing.iter().any(|one| one.pool == pool) {
+                    connection.stand_by();
+                }
                 let in_flight = Arc::clone(&connection.shown);
                 let since = Arc::clone(&connection.idle_since);
                 let info = ConnectionInfo {
@@ -200,9 +218,11 @@ impl WorkerThread {
         for at in 0..self.connections.len() {
             let Some(connection) = self.connections[at].as_mut() else { continue };
             if which(connection) {
-                let volume = connection.volume;
+                let volume = (!connection.rests()).then_some(connection.volume);
                 connection.hang_up();
-                self.executor.cancel_parked(volume);
+                if let Some(volume) = volume {
+                    self.executor.cancel_parked(volume);
+                }
                 self.note(at);
             }
         }

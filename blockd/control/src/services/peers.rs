@@ -1,0 +1,164 @@
+//! The daemons of other hosts: they ask this one for cells, and this one asks them.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::v1;
+use blockd_api::v1::peers_client::PeersClient;
+use blockd_api::v1::peers_server::{Peers, PeersServer};
+use blockd_hosts::HostNumber;
+use blockd_media::error::{Error, shown};
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::{
+    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
+};
+use tonic::{Request, Response, Status};
+
+use super::groups::Group;
+use super::{Control, blocking};
+use crate::config::HostsTls;
+
+/// How long another host's daemon may take to accept a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long it may take for a call: to answer what is in flight and to close the pool, 10 s each,
+/// and LVM's command.
+const CALL_LIMIT: Duration = Duration::from_secs(40);
+/// Calls of one host at once: one for each cell that it wants now.
+const CALLS_AT_ONCE: usize = 32;
+/// Largest request: two names.
+const MAX_REQUEST_BYTES: usize = 4 << 10;
+/// Largest answer: ten thousand volumes, each with a name of 128 bytes.
+const MAX_ANSWER_BYTES: usize = 4 << 20;
+
+/// A port for other hosts that is bound and not served yet.
+#[derive(Debug)]
+pub struct PeerListener {
+    listener: TcpListener,
+    tls: Option<ServerTlsConfig>,
+}
+
+/// This host's side of a connection, and the authority of the other side's certificate.
+fn identity(tls: &HostsTls) -> Result<(Identity, Certificate), Error> {
+    let read = |path: &std::path::Path| {
+        std::fs::read(path).map_err(|error| Error::file("read", path, error))
+    };
+    let identity = Identity::from_pem(read(&tls.certificate)?, read(&tls.key)?);
+    Ok((identity, Certificate::from_pem(read(&tls.ca)?)))
+}
+
+impl PeerListener {
+    /// Binds the port. Has to be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// If the port is in use, or a certificate can't be read.
+    pub async fn bind(address: SocketAddr, tls: Option<&HostsTls>) -> Result<Self, Error> {
+        let tls = tls.map(identity).transpose()?.map(|(identity, ca)| {
+            ServerTlsConfig::new().identity(identity).client_ca_root(ca).timeout(CONNECT_LIMIT)
+        });
+        let bound = TcpListener::bind(address).await;
+        let listener = bound
+            .map_err(|error| Error::io(format!("listen at {address} (hosts.listen)"), error))?;
+        Ok(Self { listener, tls })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
+    }
+
+    /// Serves other hosts until `stop` ends.
+    ///
+    /// # Errors
+    /// If the certificates can't be used.
+    pub async fn serve(
+        self,
+        control: Control,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), Error> {
+        let failed = |error: tonic::transport::Error| Error::Unexpected {
+            what: "hosts.listen".to_owned(),
+            problem: crate::services::standby::with_causes(&error),
+        };
+        let service = PeersServer::new(control).max_decoding_message_size(MAX_REQUEST_BYTES);
+        let mut server = Server::builder().concurrency_limit_per_connection(CALLS_AT_ONCE);
+        if let Some(tls) = self.tls {
+            server = server.tls_config(tls).map_err(failed)?;
+        }
+        let incoming = TcpListenerStream::new(self.listener);
+        let served = server.add_service(service).serve_with_incoming_shutdown(incoming, stop);
+        served.await.map_err(failed)
+    }
+}
+
+#[tonic::async_trait]
+impl Peers for Control {
+    async fn hand_over_cell(
+        &self,
+        asked: Request<v1::HandOverCellRequest>,
+    ) -> Result<Response<v1::HandOverCellResponse>, Status> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        // It goes on to its end when the other host has given up.
+        let handing = tokio::spawn(async move { control.hand_over(asked).await });
+        let handed = handing.await.map_err(|error| Status::internal(error.to_string()))?;
+        let changed = handed.map_err(|error| error.to_status())?;
+        Ok(Response::new(v1::HandOverCellResponse { changed }))
+    }
+
+    async fn describe_cell(
+        &self,
+        asked: Request<v1::DescribeCellRequest>,
+    ) -> Result<Response<v1::DescribeCellResponse>, Status> {
+        let described = self.describe_open_cell(&asked.into_inner());
+        Ok(Response::new(described.map_err(|error| error.to_status())?))
+    }
+}
+
+impl Control {
+    /// A connection to the daemon of another host of a group.
+    pub(super) async fn peer(
+        &self,
+        group: &Arc<Group>,
+        host: HostNumber,
+    ) -> Result<PeersClient<Channel>, Error> {
+        let asked = Arc::clone(group);
+        let address = blocking(move || Ok(asked.coordinator().address_of(host)?)).await?;
+        let what = || format!("host {host} of volume group {}", shown(&group.name));
+        let address = address.ok_or_else(|| {
+            let problem = "has published no address: give it hosts.listen in its configuration";
+            Error::in_use(what(), problem)
+        })?;
+        let tls = self.0.options.hosts.tls.clone();
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"));
+        let unreachable = |problem: String| Error::in_use(what(), problem);
+        let endpoint = endpoint.map_err(|_| unreachable(format!("has the address {address}")))?;
+        let is_here = || address.parse().is_ok_and(|at: SocketAddr| at.ip().is_loopback());
+        if tls.is_none() && !is_here() {
+            let problem = format!(
+                "is at {address}, and without certificates only this machine is asked: give \
+                 hosts.certificate, hosts.key and hosts.ca"
+            );
+            return Err(unreachable(problem));
+        }
+        let endpoint = endpoint.connect_timeout(CONNECT_LIMIT).timeout(CALL_LIMIT);
+        let endpoint = match tls {
+            None => endpoint,
+            Some(tls) => {
+                let (identity, ca) = blocking(move || identity(&tls)).await?;
+                let tls = ClientTlsConfig::new().identity(identity).ca_certificate(ca);
+                endpoint.tls_config(tls).map_err(|error| {
+                    unreachable(format!("can't be asked with hosts.certificate: {error}"))
+                })?
+            }
+        };
+        let channel = endpoint.connect().await.map_err(|error| {
+            let causes = crate::services::standby::with_causes(&error);
+            unreachable(format!("does not answer at {address}: {causes}"))
+        })?;
+        Ok(PeersClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES))
+    }
+}

@@ -1,0 +1,476 @@
+//! Standby: a volume is attached here while its cell is open on another host. Requests wait, and
+//! the first one has that host asked for the cell, which closes it in order and becomes the one on
+//! standby (H6, H14, H16 of `docs/HOSTS.md`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::v1;
+use blockd_engine::pool::{PoolHandle, VolumeId};
+use blockd_hosts::{CellName, Holder, HostNumber};
+use blockd_mapper::format::catalogue::VolumeKind;
+use blockd_media::clock::Clock;
+use blockd_media::error::{Error, shown};
+use blockd_media::units::{from_wire, to_wire};
+use parking_lot::Mutex;
+use tonic::Status;
+
+use super::attachments::{Attachment, Record, StandbyRecord};
+use super::cells::cell_name;
+use super::devices::{AttachWish, FrontEnd, device_error};
+use super::groups::Group;
+use super::{Control, EventKind, Known, blocking, hex};
+
+/// A cell stays for at least this long with the host that has fetched it, and that host has as long
+/// to take it: two hosts whose clients both write would only hand it to and fro.
+const LEAST_STAY: Duration = Duration::from_secs(2);
+/// Between two tries to fetch a cell that clients wait for; at most this, after the first ones.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Cells that clients of this host wait for, and when cells came here.
+#[derive(Debug)]
+pub(super) struct Standbys {
+    clock: Clock,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Pools that are being fetched.
+    fetched: BTreeSet<[u8; 16]>,
+    /// When each pool in a cell was opened.
+    opened: BTreeMap<String, Duration>,
+    /// When each was handed over.
+    handed: BTreeMap<String, Duration>,
+}
+
+impl Default for Standbys {
+    fn default() -> Self {
+        Self { clock: Clock::start(), state: Mutex::default() }
+    }
+}
+
+/// An error with its causes, in one line.
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// The identity of a record's pool.
+pub(super) fn pool_id(record: &Record) -> Option<[u8; 16]> {
+    let byte = |at: usize| u8::from_str_radix(record.pool_id.get(2 * at..2 * at + 2)?, 16).ok();
+    let mut id = [0; 16];
+    for (at, part) in id.iter_mut().enumerate() {
+        *part = byte(at)?;
+    }
+    (record.pool_id.len() == 32).then_some(id)
+}
+
+/// The error of another host's daemon.
+pub(super) fn refused(host: HostNumber, status: &Status) -> Error {
+    let problem = match std::error::Error::source(status) {
+        // The connection has failed, and not the call.
+        Some(cause) => format!("does not answer: {}", with_causes(cause)),
+        None => format!("refuses: {}", status.message()),
+    };
+    Error::in_use(format!("host {host}"), problem)
+}
+
+impl Control {
+    /// Attaches a volume of a cell, on standby where another host has the cell.
+    pub(super) async fn stand_by(
+        &self,
+        asked: v1::StandByRequest,
+    ) -> Result<v1::StandByResponse, Error> {
+        let (group, name) = (self.group(&asked.group)?, cell_name(&asked.cell)?);
+        let wish = AttachWish {
+            read_only: asked.read_only,
+            front_end: super::messages::front_end(asked.front_end()),
+            ..AttachWish::default()
+        };
+        let _one = self.lock_cell(&group, &name).await;
+        self.join_group(&group).await?;
+        let found = self.find_cell(&group, &name).await?;
+        let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
+        self.refuse_other_pool(&name, Some(&found))?;
+        let changed = match &found.holder {
+            Holder::This => {
+                let (changed, _) = self.attach_volume(name.as_str(), &asked.volume, wish).await?;
+                changed
+            }
+            Holder::Other(owner) => {
+                self.attach_on_standby(&group, &name, owner.host, &asked.volume, wish).await?
+            }
+            Holder::Free => {
+                let problem = "is open on no host: `blockd cell take` opens it";
+                return Err(Error::in_use(format!("cell {name}"), problem));
+            }
+            Holder::Unknown(problem) => {
+                let (cell, problem) = (name, problem.clone());
+                return Err(blockd_hosts::HostsError::NotKnown { cell, problem }.into());
+            }
+        };
+        let attached = self.0.attachments.get(name.as_str(), &asked.volume);
+        let record = attached.map(|one| one.record.clone()).unwrap_or_default();
+        let device = record.ublk.and_then(|ublk| ublk.device);
+        let export = self.export_name(&record.pool, &record.volume);
+        let uris = match record.ublk {
+            Some(_) => Vec::new(),
+            None => self.0.nbd.read().iter().map(|address| address.uri(&export)).collect(),
+        };
+        let device = device.map(|number| format!("/dev/ublkb{number}")).unwrap_or_default();
+        Ok(v1::StandByResponse { changed, uris, device })
+    }
+
+    /// Asks the host that has a cell for its volume, and attaches that. False if it is attached so.
+    async fn attach_on_standby(
+        &self,
+        group: &Arc<Group>,
+        cell: &CellName,
+        host: HostNumber,
+        volume: &str,
+        wish: AttachWish,
+    ) -> Result<bool, Error> {
+        let mut peer = self.peer(group, host).await?;
+        let request = v1::DescribeCellRequest { group: group.name.clone(), name: cell.to_string() };
+        let described = peer.describe_cell(request).await;
+        let described = described.map_err(|status| refused(host, &status))?.into_inner();
+        let found = described.volumes.into_iter().find(|one| one.name == volume);
+        let found = found.ok_or_else(|| Error::not_found("volume", volume))?;
+        let broken = |what: &str| Error::Unexpected {
+            what: format!("the answer of host {host}"),
+            problem: format!("has no {what}"),
+        };
+        let id: [u8; 16] =
+            described.pool_id.as_slice().try_into().map_err(|_| broken("pool's identity"))?;
+        let ublk = match self.front_end(&wish)? {
+            FrontEnd::Ublk => Some(super::attachments::UblkRecord::default()),
+            FrontEnd::Nbd => None,
+        };
+        let record = Record {
+            pool: cell.to_string(),
+            volume: volume.to_owned(),
+            id: found.id,
+            pool_id: hex(&id),
+            read_only: wish.read_only || found.read_only,
+            ublk,
+            standby: Some(StandbyRecord {
+                group: group.name.clone(),
+                size: from_wire(found.volume_bytes, 0)?,
+                block_size: found.block_size,
+                extent_size: u64::from(described.extent_size),
+                write_cache: described.write_cache,
+            }),
+        };
+        if let Some(present) = self.0.attachments.get(cell.as_str(), volume) {
+            let present = &present.record;
+            if (present.id, &present.pool_id) == (record.id, &record.pool_id) {
+                super::volumes::same_attachment(present, &wish)?;
+                return Ok(false);
+            }
+        }
+        self.0.attachments.add(record.clone()).await?;
+        if ublk.is_some()
+            && let Err(error) = self.make_standby_device(record).await
+        {
+            let place = (cell.to_string(), volume.to_owned());
+            self.0.attachments.remove(vec![place]).await?;
+            return Err(error);
+        }
+        let text = format!("volume {} was attached on standby", shown(volume));
+        self.events().publish(EventKind::VolumeAttached, cell.as_str(), volume, text);
+        Ok(true)
+    }
+
+    /// Adds the block device of a volume on standby, and remembers its number.
+    async fn make_standby_device(&self, record: Record) -> Result<(), Error> {
+        let spec = super::devices::standby_spec(&record);
+        let (Some(devices), Some(spec)) = (self.ublk().map(Arc::clone), spec) else {
+            return Ok(());
+        };
+        let view = blocking(move || devices.attach(&spec).map_err(device_error)).await?;
+        let ublk = record.ublk.map(|ublk| super::attachments::UblkRecord {
+            device: view.number,
+            mark: view.ready_mark,
+            ..ublk
+        });
+        self.0.attachments.add(Record { ublk, ..record }).await
+    }
+
+    /// Detaches a volume on standby: how many connections were ended. `None` where there is none.
+    pub(super) async fn detach_standby(
+        &self,
+        pool: &str,
+        volume: &str,
+        force: bool,
+    ) -> Result<Option<usize>, Error> {
+        let attached = self.0.attachments.get(pool, volume);
+        let Some(attached) = attached.filter(|one| one.waits()) else { return Ok(None) };
+        let record = &attached.record;
+        let Some(id) = pool_id(record) else { return Ok(None) };
+        if let (Some(devices), Some(spec)) =
+            (self.ublk().map(Arc::clone), super::devices::standby_spec(record))
+        {
+            let number = record.ublk.and_then(|ublk| ublk.device);
+            blocking(move || devices.detach(&spec, number, force).map_err(device_error)).await?;
+        }
+        let place = (pool.to_owned(), volume.to_owned());
+        self.0.attachments.remove(vec![place]).await?;
+        let closed = self.0.data_path.close_volume(id, VolumeId(record.id)).await;
+        let text = format!("volume {} is on standby no more", shown(volume));
+        self.events().publish(EventKind::VolumeDetached, pool, volume, text);
+        Ok(Some(closed))
+    }
+
+    /// The volumes of a cell that this host has open, for another host.
+    pub(super) fn describe_open_cell(
+        &self,
+        asked: &v1::DescribeCellRequest,
+    ) -> Result<v1::DescribeCellResponse, Error> {
+        let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
+        let handle = self.pool(name.as_str())?;
+        if !self.is_cell_of(&handle, &group, &name) {
+            return Err(Error::not_found("cell", name.as_str()));
+        }
+        let volume = |one: blockd_mapper::engine::VolumeSummary| v1::CellVolume {
+            read_only: one.kind == VolumeKind::Snapshot,
+            volume_bytes: to_wire(one.size),
+            block_size: one.block_size,
+            id: one.id.0,
+            name: one.name,
+        };
+        Ok(v1::DescribeCellResponse {
+            pool_id: handle.id().to_vec(),
+            extent_size: u32::try_from(handle.extent_size()).unwrap_or(u32::MAX),
+            write_cache: !handle.is_write_through(),
+            volumes: handle.mapper().summaries().into_iter().map(volume).collect(),
+        })
+    }
+
+    fn is_cell_of(&self, handle: &PoolHandle, group: &Group, name: &CellName) -> bool {
+        let is_its = |path| group.coordinator().cell_at(path).as_ref() == Some(name);
+        handle.devices().iter().any(|device| is_its(&device.path))
+    }
+
+    /// Closes a cell in order for another host, while its clients wait (H6). False if this host
+    /// does not have it.
+    pub(super) async fn hand_over(&self, asked: v1::HandOverCellRequest) -> Result<bool, Error> {
+        let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
+        let _one = self.lock_cell(&group, &name).await;
+        let found = self.find_cell(&group, &name).await?;
+        let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
+        if found.holder != Holder::This {
+            return Ok(false);
+        }
+        match self.pool_in(&found) {
+            Some(known) => self.close_for_another(&group, &name, known).await?,
+            // It was closed, and is held.
+            None => self.refuse_unclosed(&group, &found).await?,
+        }
+        let cell = name.clone();
+        self.coordinate(&group, move |leases| leases.release(&cell)).await?;
+        let text = format!(
+            "cell {name} of volume group {} was handed over to host {}",
+            shown(&group.name),
+            asked.host
+        );
+        self.events().publish(EventKind::CellReleased, name.as_str(), "", text);
+        Ok(true)
+    }
+
+    async fn close_for_another(
+        &self,
+        group: &Group,
+        name: &CellName,
+        known: Known,
+    ) -> Result<(), Error> {
+        let pool = known.config.name.clone();
+        let _name = self.0.making_pools.lock(&pool).await;
+        let handle = self.pool(&pool)?;
+        self.await_stay(&pool).await;
+        let all: Vec<_> = handle.mapper().summaries().into_iter().map(|one| one.name).collect();
+        let _volumes = self.lock_all(&handle, &all).await;
+        let attached = self.0.attachments.of_pool(&pool);
+        self.refuse_mounted(&handle, &attached).await?;
+        for one in &attached {
+            let volume = super::volumes::existing(&handle, &one.record.volume)?;
+            let standby = StandbyRecord {
+                group: group.name.clone(),
+                size: volume.size,
+                block_size: volume.block_size,
+                extent_size: handle.extent_size(),
+                write_cache: !handle.is_write_through(),
+            };
+            // Renamed volumes and older records too: from now on only the record knows them.
+            let record =
+                Record { pool_id: hex(&handle.id()), standby: Some(standby), ..one.record.clone() };
+            self.0.attachments.add(record).await?;
+            self.forget_cache(&handle, volume.id).await?;
+        }
+        let attached = self.0.attachments.of_pool(&pool);
+        attached.iter().for_each(|one| one.wait());
+        // Before a client that waits from now on asks for it.
+        self.note_handed(&pool, true);
+        let go_on = || {
+            self.note_handed(&pool, false);
+            attached.iter().for_each(|one| one.open());
+        };
+        if !self.0.data_path.stand_by(handle.id()).await {
+            go_on();
+            let problem = "has requests that do not end, for want of space perhaps: it stays";
+            return Err(Error::in_use(format!("cell {name}"), problem));
+        }
+        if let Err(error) = self.close_parked(&known, &handle).await {
+            // Its clients get errors, and not silence.
+            go_on();
+            for volume in handle.mapper().summaries() {
+                self.0.data_path.close_volume(handle.id(), volume.id).await;
+            }
+            return Err(error);
+        }
+        self.forget_but_attachments(&pool).await?;
+        self.note_handed(&pool, true);
+        Ok(())
+    }
+
+    /// Notes that a cell is being handed over from now on, or stays.
+    fn note_handed(&self, pool: &str, is_handed: bool) {
+        let standby = &self.0.standby;
+        let mut state = standby.state.lock();
+        match is_handed {
+            true => drop(state.handed.insert(pool.to_owned(), standby.clock.elapsed())),
+            false => drop(state.handed.remove(pool)),
+        }
+    }
+
+    /// Waits until the host that has asked for a cell has had the time to take it.
+    async fn await_other(&self, pool: &str) {
+        loop {
+            let handed = self.0.standby.state.lock().handed.get(pool).copied();
+            self.await_turn(handed).await;
+            if self.0.standby.state.lock().handed.get(pool).copied() == handed {
+                return;
+            }
+        }
+    }
+
+    /// Waits until a cell has been here for long enough.
+    async fn await_stay(&self, pool: &str) {
+        let opened = self.0.standby.state.lock().opened.get(pool).copied();
+        self.await_turn(opened).await;
+    }
+
+    async fn await_turn(&self, since: Option<Duration>) {
+        let Some(since) = since else { return };
+        let passed = self.0.standby.clock.elapsed().saturating_sub(since);
+        tokio::time::sleep(LEAST_STAY.saturating_sub(passed)).await;
+    }
+
+    /// Refuses devices with a cache of their own above them: what another host writes would not be
+    /// seen there (H14).
+    async fn refuse_mounted(
+        &self,
+        handle: &PoolHandle,
+        attached: &[Arc<Attachment>],
+    ) -> Result<(), Error> {
+        let Some(devices) = self.ublk().map(Arc::clone) else { return Ok(()) };
+        let (pool, with_device) =
+            (handle.id(), attached.iter().filter(|one| one.record.ublk.is_some()));
+        let ids: Vec<_> = with_device.map(|one| VolumeId(one.record.id)).collect();
+        blocking(move || {
+            ids.iter()
+                .try_for_each(|id| devices.check_not_mounted(&pool, *id))
+                .map_err(device_error)
+        })
+        .await
+    }
+
+    /// A cell came to this host and its pool is open: clients on standby go on.
+    pub(super) async fn serve_waiting(&self, name: &str) {
+        let Ok(handle) = self.pool(name) else { return };
+        let standby = &self.0.standby;
+        standby.state.lock().opened.insert(name.to_owned(), standby.clock.elapsed());
+        self.note_handed(name, false);
+        let attached = self.0.attachments.of_pool(name);
+        if attached.iter().all(|one| one.record.standby.is_none()) {
+            return;
+        }
+        self.0.data_path.serve(handle.id()).await;
+        for one in attached {
+            let (record, is_served) = (&one.record, one.waits());
+            let volume = super::volumes::find(&handle, &record.volume);
+            let volume = volume.filter(|volume| record.is_of(&handle, volume.id));
+            one.open();
+            let Some((volume, standby)) = volume.zip(record.standby.as_ref()) else { continue };
+            if is_served && volume.size != standby.size {
+                // It was resized on the other host.
+                let shown = self.resize_device(&handle, volume.id, volume.size).await;
+                if let Err(error) = shown {
+                    tracing::warn!(volume = record.volume, %error, "its device has the old size");
+                }
+            }
+        }
+    }
+
+    /// Fetches cells that clients of this host wait for. To be run for as long as the daemon is.
+    pub async fn fetch_wanted_cells(self) {
+        let demands = self.0.data_path.demands();
+        loop {
+            let pool = demands.next().await;
+            if !self.0.standby.state.lock().fetched.insert(pool) {
+                continue;
+            }
+            let control = self.clone();
+            tokio::spawn(async move {
+                control.fetch_cell(pool).await;
+                control.0.standby.state.lock().fetched.remove(&pool);
+            });
+        }
+    }
+
+    /// Asks for a cell until it is here, or no client waits for it (H16).
+    async fn fetch_cell(&self, pool: [u8; 16]) {
+        let (id, mut pause, mut reported) = (hex(&pool), FIRST_PAUSE, String::new());
+        loop {
+            let all = self.0.attachments.list();
+            let waiting = all.into_iter().find(|one| one.record.pool_id == id && one.waits());
+            let Some(waiting) = waiting else {
+                // It is open: a client may have asked at the last moment before.
+                self.0.data_path.serve(pool).await;
+                return;
+            };
+            let record = &waiting.record;
+            // The host that has asked for it comes first.
+            self.await_other(&record.pool).await;
+            let Some(standby) = record.standby.clone() else { return };
+            let request = v1::TakeCellRequest {
+                group: standby.group,
+                name: record.pool.clone(),
+                handover: true,
+                ..Default::default()
+            };
+            let Err(error) = self.take_cell(request).await else { continue };
+            let problem = error.to_string();
+            if problem != reported {
+                let text = format!("clients wait for cell {}: {problem}", record.pool);
+                self.events().publish(EventKind::CellAwaited, &record.pool, "", text);
+                reported = problem;
+            }
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Volumes of a cell that are attached here and wait for it.
+    pub(super) fn on_standby(&self, cell: &CellName) -> Vec<String> {
+        let attached = self.0.attachments.of_pool(cell.as_str()).into_iter();
+        attached.filter(|one| one.waits()).map(|one| one.record.volume.clone()).collect()
+    }
+}

@@ -1,0 +1,103 @@
+//! Standby: the pool is open on another host, or about to be. Requests that were begun are
+//! answered; later ones wait until the volume is served here again.
+
+use blockd_engine::schedule::Owner;
+use blockd_engine::volume::VolumeRef;
+
+use super::{Connection, Context, Phase};
+
+/// How far a connection is from its volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Standby {
+    /// The volume is served.
+    #[default]
+    No,
+    /// No more requests are begun.
+    Ending,
+    /// The volume was let go.
+    Yes,
+}
+
+impl Connection {
+    /// Begins no more requests.
+    pub const fn stand_by(&mut self) {
+        if matches!(self.standby, Standby::No) {
+            self.standby = Standby::Ending;
+            self.moves_to = None;
+        }
+    }
+
+    #[inline]
+    pub(super) fn stands_by(&self) -> bool {
+        self.standby != Standby::No
+    }
+
+    /// Whether it has let go of its volume.
+    #[must_use]
+    pub fn rests(&self) -> bool {
+        self.standby == Standby::Yes
+    }
+
+    /// Whether nothing is to be received: the rest of a request that was begun is, and so is the
+    /// first part of the next one, which shows that the client waits.
+    #[inline]
+    pub(super) fn awaits_volume(&self) -> bool {
+        let is_begun = self.payload.is_some() || self.skip > 0;
+        self.stands_by() && !is_begun && self.input.available() > 0
+    }
+
+    /// Whether its client waits for the volume.
+    #[must_use]
+    pub fn has_demand(&self) -> bool {
+        self.rests() && self.phase == Phase::Open && self.input.available() > 0
+    }
+
+    /// Lets go of the volume once no request is with it. True when it has.
+    pub fn rest(&mut self, context: &mut Context<'_>) -> bool {
+        if self.rests() {
+            return true;
+        }
+        let is_quiet = self.stands_by()
+            && self.phase == Phase::Open
+            && self.payload.is_none()
+            && self.skip == 0
+            && self.in_flight == 0
+            && !self.sending
+            && self.backlog.is_empty()
+            && self.waiting_reads.is_empty()
+            && self.message.as_ref().is_none_or(|message| message.is_empty());
+        if !is_quiet {
+            return false;
+        }
+        if let Some(message) = self.message.take() {
+            context.executor.free_memory(self.flow, message.buffer_bytes());
+            context.ring.recycle_message(message);
+        }
+        self.held = false;
+        self.let_go(context);
+        self.standby = Standby::Yes;
+        true
+    }
+
+    /// Gives the volume back, unless that was done.
+    pub(super) fn let_go(&mut self, context: &mut Context<'_>) {
+        if !self.rests() {
+            context.executor.remove_flow(self.flow);
+            context.executor.detach(self.volume);
+        }
+    }
+
+    /// Serves its client again, with this volume where it had let go of its own. False if that is
+    /// not served.
+    pub fn serve(&mut self, volume: Option<VolumeRef>, context: &mut Context<'_>) -> bool {
+        if let Some(volume) = volume {
+            let owner = Owner::Connection(self.at);
+            let Some(flow) = context.executor.add_flow(volume, owner) else { return false };
+            (self.volume, self.flow) = (volume, flow);
+        }
+        self.standby = Standby::No;
+        self.received_at = context.executor.now();
+        self.take_requests(context);
+        true
+    }
+}

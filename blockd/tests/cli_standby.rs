@@ -1,0 +1,245 @@
+//! Volumes on standby: two daemons of one machine share a folder of cells, and clients of both go
+//! on while a cell goes to and fro.
+#![allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod cli_support;
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use blockd_nbd::client::{Client, ConnectOptions};
+use blockd_testkit::tools::free_port;
+use cli_support::{Daemon, LIMIT, pattern, wait_until};
+use rcgen::{CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use serde_json::{Value, json};
+
+const MIB: usize = 1 << 20;
+const BLOCK: usize = 4096;
+
+/// The daemon with this number, in the same folder as the others.
+fn daemon(folder: &Path, host: u32, more: &str) -> Daemon {
+    let port = free_port().unwrap();
+    let config = format!(
+        "[node]\nid = \"4f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2{host}\"\n\
+         [hosts]\nlisten = \"127.0.0.1:{port}\"\n{more}"
+    );
+    let daemon = Daemon::start_with("64M", &config);
+    let (folder, host) = (folder.display().to_string(), host.to_string());
+    daemon.ok(&["vg", "add", "--folder", &folder, "--host", &host, "local"]);
+    daemon
+}
+
+/// Two daemons, with cell `one` open on the first one and its volume `data` attached there.
+fn prepared(folder: &Path, more: &str) -> [Daemon; 2] {
+    let hosts = [1, 2].map(|host| daemon(folder, host, more));
+    hosts[0].ok(&["cell", "create", "--size", "64M", "local/one"]);
+    hosts[0].ok(&["add", "data", "--pool", "one", "--size", "64M", "--nbd"]);
+    hosts
+}
+
+/// Cells are on disk, as their pools need O_DIRECT.
+fn shared() -> blockd_testkit::folder::Folder {
+    blockd_testkit::folder::Folder::below(Path::new(env!("CARGO_TARGET_TMPDIR")), "cells").unwrap()
+}
+
+fn connect(place: &str) -> Client {
+    let options = ConnectOptions { timeout: 10 * LIMIT, ..ConnectOptions::default() };
+    Client::connect(&place.parse().unwrap(), &options).unwrap()
+}
+
+fn place(attached: &Value) -> String {
+    attached["where"].as_str().unwrap().to_owned()
+}
+
+fn state(daemon: &Daemon) -> (String, Value) {
+    let cell = &daemon.json(&["cell", "list"])["cells"][0];
+    (cell["state"].as_str().unwrap().to_owned(), cell["standby"].clone())
+}
+
+#[test]
+fn a_client_on_standby_fetches_the_cell_and_the_former_one_waits_for_it() {
+    let folder = shared();
+    let hosts = prepared(folder.path(), "");
+    let data = pattern(MIB, 5);
+    let first = hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]);
+    let mut here = connect(&place(&first));
+    here.write(0, &data, false).unwrap();
+    // Not flushed: a hand-over is no loss of power.
+    let standby = hosts[1].json(&["cell", "standby", "--nbd", "local/one", "data"]);
+    assert_eq!(standby["changed"], true);
+    let again = hosts[1].json(&["cell", "standby", "--nbd", "local/one", "data"]);
+    assert_eq!((&again["changed"], place(&again)), (&json!(false), place(&standby)));
+    assert_eq!(state(&hosts[1]), ("elsewhere".to_owned(), json!(["data"])));
+    // The size is known before the cell is here.
+    let mut there = connect(&place(&standby));
+    assert_eq!(there.size(), 64 << 20);
+    assert_eq!(state(&hosts[0]), ("open".to_owned(), json!([])));
+    let mut read = vec![0; MIB];
+    there.read(0, &mut read).unwrap();
+    assert!(read == data, "read something else on the other host");
+    assert_eq!(state(&hosts[0]), ("elsewhere".to_owned(), json!(["data"])));
+    assert_eq!(state(&hosts[1]), ("open".to_owned(), json!([])));
+    let changed = pattern(MIB, 6);
+    there.write(0, &changed, false).unwrap();
+    // And back, over the connection that was there all the while.
+    here.read(0, &mut read).unwrap();
+    assert!(read == changed, "read something else on the first host");
+    assert_eq!(state(&hosts[0]).0, "open");
+    let handed = hosts[1].json(&["cell", "handover", "local/one"]);
+    assert_eq!((&handed["changed"], &handed["former_host"]), (&json!(true), &json!(1)));
+    there.read(0, &mut read).unwrap();
+    assert!(read == changed);
+}
+
+#[test]
+fn a_writer_loses_nothing_while_its_cell_goes_to_and_fro() {
+    let folder = shared();
+    let hosts = prepared(folder.path(), "");
+    let first = place(&hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]));
+    let second = place(&hosts[1].json(&["cell", "standby", "--nbd", "local/one", "data"]));
+    let (stop, written) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let blocks = 8 * MIB / BLOCK;
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut client = connect(&first);
+            let mut read = vec![0; BLOCK];
+            for round in 0usize.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                let at = (round * 7919 % blocks * BLOCK) as u64;
+                let data = pattern(BLOCK, round as u64);
+                client.write(at, &data, false).unwrap();
+                client.read(at, &mut read).unwrap();
+                assert!(read == data, "round {round}");
+                written.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        // The other host has it for a moment each time; the writer fetches it back.
+        for _ in 0..4 {
+            let before = written.load(Ordering::Relaxed);
+            wait_until("the writer goes on", || written.load(Ordering::Relaxed) > before + 20);
+            let handed = hosts[1].run(&["cell", "handover", "local/one"]);
+            if !handed.status.success() {
+                stop.store(true, Ordering::Relaxed);
+                panic!("{handed:?}\n{}", hosts[0].log());
+            }
+        }
+        let before = written.load(Ordering::Relaxed);
+        wait_until("the writer goes on", || written.load(Ordering::Relaxed) > before);
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+    });
+    let rounds = written.load(Ordering::Relaxed);
+    let mut client = connect(&second);
+    let mut read = vec![0; BLOCK];
+    for block in 0..blocks {
+        // The last round that wrote this block.
+        let Some(round) = (0..rounds).rev().find(|round| round * 7919 % blocks == block) else {
+            continue;
+        };
+        client.read((block * BLOCK) as u64, &mut read).unwrap();
+        assert!(read == pattern(BLOCK, round as u64), "block {block} of round {round}");
+    }
+}
+
+#[test]
+fn standby_outlives_both_daemons_and_a_host_that_does_not_answer_keeps_its_cell() {
+    let folder = shared();
+    let mut hosts = prepared(folder.path(), "");
+    let data = pattern(MIB, 8);
+    let first = place(&hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]));
+    connect(&first).write(0, &data, true).unwrap();
+    let second = place(&hosts[1].json(&["cell", "standby", "--nbd", "local/one", "data"]));
+    hosts[1].kill();
+    hosts[1].start_again();
+    hosts[0].kill();
+    let mut client = connect(&second);
+    let events = |daemon: &Daemon| daemon.log().matches("clients wait for cell one").count();
+    let mut read = vec![0; MIB];
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| client.read(0, &mut read).unwrap());
+        wait_until("it is said that clients wait", || events(&hosts[1]) > 0);
+        let (_, problem) = hosts[1].failure(&["cell", "handover", "local/one"]);
+        assert!(problem.contains("host 1 of volume group local does not answer"), "{problem}");
+        hosts[0].start_again();
+        reader.join().unwrap();
+    });
+    assert!(read == data);
+    let detached = hosts[0].json(&["detach", "data", "--pool", "one"]);
+    assert_eq!((&detached["changed"], &detached["volume"]), (&json!(true), &Value::Null));
+    assert_eq!(state(&hosts[0]), ("elsewhere".to_owned(), json!([])));
+}
+
+#[test]
+fn mistakes_change_nothing() {
+    let folder = shared();
+    let hosts = prepared(folder.path(), "");
+    hosts[0].ok(&["cell", "create", "--size", "64M", "local/two"]);
+    hosts[0].ok(&["cell", "release", "local/two"]);
+    for (arguments, problem) in [
+        (["cell", "standby", "local/two", "data"].as_slice(), "cell two is open on no host"),
+        (&["cell", "standby", "local/one", "none"], "volume none does not exist"),
+        (&["cell", "standby", "local/none", "data"], "cell none does not exist"),
+        (&["cell", "handover", "local/none"], "cell none does not exist"),
+        (&["vg", "add", "--folder", "/tmp", "--host", "2001", "other"], "from 1 to 2000"),
+    ] {
+        let (_, found) = hosts[1].failure(arguments);
+        assert!(found.contains(problem), "{arguments:?}: {found}");
+    }
+    assert_eq!(state(&hosts[1]), ("elsewhere".to_owned(), json!([])));
+    let (_, problem) = hosts[1].failure(&[
+        "vg",
+        "add",
+        "--folder",
+        &folder.path().display().to_string(),
+        "--host",
+        "3",
+        "local",
+    ]);
+    assert!(problem.contains("exists with host 2"), "{problem}");
+}
+
+/// Certificates of two hosts and a stranger, each of its own authority or of the hosts'.
+fn certificates(folder: &Path) {
+    let authority = |name: &str| {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        fs::write(folder.join(name), issuer.pem()).unwrap();
+        issuer
+    };
+    let (hosts, other) = (authority("ca.pem"), authority("other-ca.pem"));
+    for (name, issuer) in [("host", &hosts), ("stranger", &other)] {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, issuer).unwrap();
+        fs::write(folder.join(format!("{name}.pem")), certificate.pem()).unwrap();
+        fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    }
+}
+
+#[test]
+fn a_host_without_a_certificate_of_the_authority_gets_no_cell() {
+    let folder = shared();
+    certificates(folder.path());
+    let tls = |name: &str| {
+        let file = |name: String| folder.path().join(name);
+        format!(
+            "certificate = {:?}\nkey = {:?}\nca = {:?}\n",
+            file(format!("{name}.pem")),
+            file(format!("{name}.key")),
+            file("ca.pem".to_owned()),
+        )
+    };
+    let hosts = prepared(folder.path(), &tls("host"));
+    for more in [tls("stranger"), String::new()] {
+        let stranger = daemon(folder.path(), 3, &more);
+        let (_, problem) = stranger.failure(&["cell", "handover", "local/one"]);
+        assert!(problem.contains("does not answer"), "{problem}");
+        assert_eq!(state(&hosts[0]).0, "open");
+    }
+    let handed = hosts[1].json(&["cell", "handover", "local/one"]);
+    assert_eq!(handed["former_host"], 1);
+}
