@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod context;
+pub mod demands;
 mod error;
 pub mod nbd;
 pub mod ublk;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use blockd_engine::pool::{PoolHandle, VolumeId};
 use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
-use blockd_serve::worker::{ConnectionInfo, Demands};
+use blockd_serve::demands::Demands;
+use blockd_serve::worker::ConnectionInfo;
 
 /// A future of a trait that has to be an object.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use blockd_engine::backing::{AreaId, QueueTag};
 use blockd_engine::block::{BlockError, Buffer, Completion, Operation, Request};
@@ -13,6 +14,7 @@ use super::descriptor::Descriptors;
 use super::host::{QueueSpec, QueueStandby};
 use super::request::{Wanted, answer};
 use crate::Context;
+use crate::demands::Demands;
 
 /// One of a queue's requests.
 #[derive(Debug)]
@@ -30,14 +32,14 @@ struct Tag {
 pub struct Queue {
     /// The served device and volume.
     pub spec: QueueSpec,
-    /// The volume, as the worker and its scheduler know it; `None` on standby.
+    /// The volume, as the worker and its scheduler know it; `None` on standby, when requests wait.
     served: Option<(VolumeRef, FlowId)>,
-    /// Requests wait for the volume.
-    stands_by: bool,
-    /// And fail, as the device is about to be removed.
+    /// The same on standby, until the last request that is with it has ended.
+    leaving: Option<(VolumeRef, FlowId)>,
+    /// On standby, requests fail, as the device is about to be removed.
     fails: bool,
-    /// A request has come that waits for the volume.
-    wants: bool,
+    /// Where a request is reported that waits for the volume.
+    demands: Arc<Demands>,
     at: usize,
     area: AreaId,
     descriptors: Descriptors,
@@ -60,6 +62,7 @@ impl Queue {
         spec: QueueSpec,
         at: usize,
         volume: Option<VolumeRef>,
+        demands: Arc<Demands>,
         context: &mut Context<'_>,
     ) -> std::io::Result<Self> {
         let ring = &mut *context.ring;
@@ -86,9 +89,9 @@ impl Queue {
         let mut queue = Self {
             spec,
             served,
-            stands_by: served.is_none(),
+            leaving: None,
             fails,
-            wants: false,
+            demands,
             at,
             area,
             descriptors,
@@ -177,27 +180,29 @@ impl Queue {
         }
     }
 
-    /// The volume, unless the queue is on standby.
+    /// The volume, unless it was let go.
     #[must_use]
     pub fn volume(&self) -> Option<VolumeRef> {
-        self.served.map(|(volume, _)| volume)
+        self.served.or(self.leaving).map(|(volume, _)| volume)
     }
 
     /// Has requests wait from now on.
-    pub const fn stand_by(&mut self) {
-        self.stands_by = true;
+    pub fn stand_by(&mut self) {
+        self.leaving = self.leaving.or_else(|| self.served.take());
     }
 
     /// Lets go of the volume once no request is with it. True when it has none.
     pub fn rest(&mut self, context: &mut Context<'_>) -> bool {
-        let Some((volume, flow)) = self.served else { return true };
-        if !self.stands_by || self.in_flight > self.held.len() {
+        if self.served.is_some() || (self.leaving.is_some() && self.in_flight > self.held.len()) {
             return false;
         }
-        context.executor.remove_flow(flow);
-        context.executor.detach(volume);
-        self.served = None;
-        self.wants |= !self.held.is_empty();
+        if let Some((volume, flow)) = self.leaving.take() {
+            context.executor.remove_flow(flow);
+            context.executor.detach(volume);
+            if !self.held.is_empty() {
+                self.demands.add(self.spec.pool);
+            }
+        }
         true
     }
 
@@ -207,17 +212,16 @@ impl Queue {
         if let Some(volume) = volume {
             let owner = Owner::Queue(self.at);
             let Some(flow) = context.executor.add_flow(volume, owner) else { return false };
-            self.served = Some((volume, flow));
+            self.leaving = Some((volume, flow));
         }
-        self.stands_by = false;
-        self.wants = false;
+        self.served = self.served.or_else(|| self.leaving.take());
         self.resume(context);
         true
     }
 
     /// Fails requests that wait for the volume, and those that would.
     pub fn fail_waiting(&mut self, context: &mut Context<'_>) {
-        if !self.stands_by {
+        if self.served.is_some() {
             return;
         }
         self.fails = true;
@@ -231,22 +235,21 @@ impl Queue {
         self.fails = false;
     }
 
-    /// Whether a request has come since the last call that waits for the volume.
-    pub const fn takes_demand(&mut self) -> bool {
-        std::mem::replace(&mut self.wants, false)
-    }
-
+    #[cold]
+    #[inline(never)]
     fn wait_for_volume(&mut self, tag: u16, context: &mut Context<'_>) {
         if self.fails {
             return self.answer(tag, -libc::EIO, context);
         }
         self.held.push_back(tag);
-        self.wants |= self.served.is_none();
+        if self.leaving.is_none() {
+            self.demands.add(self.spec.pool);
+        }
     }
 
     /// Serves a request that has been fetched.
     fn take(&mut self, tag: u16, context: &mut Context<'_>) {
-        let Some((volume, flow)) = self.served.filter(|_| !self.stands_by) else {
+        let Some((volume, flow)) = self.served else {
             return self.wait_for_volume(tag, context);
         };
         let Some(descriptor) = self.descriptors.get(tag) else { return };
@@ -312,7 +315,7 @@ impl Queue {
 
     /// Goes on with requests that were held back, until one is again.
     pub fn resume(&mut self, context: &mut Context<'_>) {
-        if self.stands_by {
+        if self.served.is_none() {
             return;
         }
         let mut waiting = std::mem::take(&mut self.held);
@@ -329,7 +332,7 @@ impl Queue {
     /// Gives everything back, when it has ended.
     pub fn release(self, context: &mut Context<'_>) {
         context.ring.remove_area(self.area, self.spec.depth);
-        if let Some((volume, flow)) = self.served {
+        if let Some((volume, flow)) = self.served.or(self.leaving) {
             context.executor.remove_flow(flow);
             context.executor.detach(volume);
         }

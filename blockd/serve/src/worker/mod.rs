@@ -1,7 +1,6 @@
 //! Worker threads: a ring each, serving the sessions they were given.
 
 mod balance;
-mod demands;
 mod idle;
 mod placement;
 mod queues;
@@ -24,10 +23,10 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::FrontendError;
+use super::demands::Demands;
 use super::nbd;
 use super::ublk::{QueueHost, QueueSpec};
 use balance::{Load, Moves, Moving, SATURATED};
-pub use demands::Demands;
 use placement::Placement;
 
 /// Messages that may wait for a worker.

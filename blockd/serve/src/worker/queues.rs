@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::balance::Load;
-use super::demands::Demands;
+use crate::demands::Demands;
 use crate::ublk::{Queue, QueueSpec};
 use crate::{Context, FrontendError};
 
@@ -46,7 +46,7 @@ impl Queues {
         let started = if spec.zero_copy && is_mapped {
             Err(std::io::Error::other("a pool in memory can't do without copies"))
         } else {
-            Queue::start(spec, at, volume, context)
+            Queue::start(spec, at, volume, Arc::clone(&self.demands), context)
         };
         match started {
             Ok(queue) => {
@@ -81,9 +81,6 @@ impl Queues {
             return;
         };
         queue.ended(tag, step, result, context);
-        if queue.takes_demand() {
-            self.demands.add(queue.spec.pool);
-        }
         if queue.has_ended() {
             self.ended.push(at);
         }
@@ -164,12 +161,9 @@ impl Queues {
 
     /// Lets go of a pool's volumes that no request is with. True when none is left.
     pub(super) fn rest(&mut self, pool: [u8; 16], context: &mut Context<'_>) -> bool {
-        let (demands, mut all) = (Arc::clone(&self.demands), true);
+        let mut all = true;
         for queue in self.of_pool(pool) {
             all &= queue.rest(context);
-            if queue.takes_demand() {
-                demands.add(pool);
-            }
         }
         all
     }

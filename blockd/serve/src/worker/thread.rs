@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::balance::{Load, Moves};
-use super::demands::Demands;
 use super::queues::Queues;
 use super::{ConnectionInfo, Mail, Target, WorkerOptions};
 use crate::Context;
+use crate::demands::Demands;
 use crate::nbd::session::{Connection, Deadlines, Overdue};
 
 /// Operations of a ring that can be out at once.
@@ -141,7 +141,9 @@ impl WorkerThread {
             self.parts.stats.free_memory.set(self.ring.free_bytes());
             self.executor.pass_on();
             self.end_closing();
-            self.rest();
+            if !self.standing.is_empty() {
+                self.rest();
+            }
             if self.is_drained() {
                 break;
             }

@@ -14,6 +14,7 @@ pub struct Demands {
 
 impl Demands {
     /// A client waits for this pool.
+    #[cold]
     pub fn add(&self, pool: [u8; 16]) {
         self.pools.lock().insert(pool);
         self.added.notify_one();
