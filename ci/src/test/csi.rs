@@ -9,7 +9,8 @@ use crate::steps::{Outcome, Steps};
 use crate::{built, command};
 
 /// The plugin's packages.
-const PACKAGES: [&str; 4] = ["blockd-csi-base", "blockd-extender", "blockd-kata", "blockd-csi"];
+const PACKAGES: [&str; 5] =
+    ["blockd-csi-base", "blockd-extender", "blockd-kata", "blockd-record", "blockd-csi"];
 
 /// Test files of the tests package that start the plugin.
 const FILES: [&str; 3] = ["csi", "csi_changes", "csi_kill"];
