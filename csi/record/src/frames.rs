@@ -8,14 +8,14 @@ const PREFIX: usize = 5;
 
 /// A body as it passes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Body {
+pub struct Body {
     bytes: Vec<u8>,
     total: u64,
 }
 
 /// The messages of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Messages {
+pub enum Messages {
     /// All of them.
     Whole(Vec<Vec<u8>>),
     /// Too long, compressed, or cut off: its bytes.
@@ -24,14 +24,15 @@ pub(crate) enum Messages {
 
 impl Body {
     /// Adds bytes that pass.
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
+    pub fn add(&mut self, bytes: &[u8]) {
         self.total += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let room = KEPT_BYTES.saturating_sub(self.bytes.len());
         self.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
     /// The messages that have passed, and the bytes of all.
-    pub(crate) fn messages(&self) -> Messages {
+    #[must_use]
+    pub fn messages(&self) -> Messages {
         let mut all = Vec::new();
         let mut rest = self.bytes.as_slice();
         while let Some((prefix, behind)) = rest.split_first_chunk::<PREFIX>() {
@@ -49,7 +50,8 @@ impl Body {
     }
 
     /// Bytes that have passed.
-    pub(crate) fn total(&self) -> u64 {
+    #[must_use]
+    pub fn total(&self) -> u64 {
         self.total
     }
 }

@@ -10,7 +10,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod frames;
+pub mod frames;
 mod options;
 mod proxy;
 pub mod recording;

@@ -53,7 +53,10 @@ pub struct Header {
     /// Where a synthetic file has its order of calls from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<String>,
-    /// Pauses between the repeats of a replay as a part of the callers' own.
+    /// The kernel that a synthetic file is for, where another one behaves differently.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<String>,
+    /// Pauses of a replay as a part of those of the file and of its callers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause_scale: Option<f64>,
 }

@@ -1,0 +1,134 @@
+//! The sequences of `tests/cluster`: those that need no block device are replayed here, the others
+//! by `cargo ci vm cluster`. The recorder stands between replay and plugin once.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use blockd_testkit::folder::Folder;
+use blockd_testkit::tools;
+use blockd_tests::cluster::{Replay, Sequence};
+use blockd_tests::csi::rig::{Rig, Settings};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// As the shipped manifest starts the plugin.
+fn rig(name: &str) -> Rig {
+    let words = vec!["--expand-on-node".to_owned()];
+    Rig::start(name, &Settings { words, ..Settings::default() }).unwrap()
+}
+
+fn native() -> Vec<Sequence> {
+    let all = Sequence::all().unwrap().into_iter();
+    all.filter(|sequence| !sequence.needs_devices()).collect()
+}
+
+#[test]
+fn sequences_are_documented_and_say_where_their_order_is_from() {
+    let all = Sequence::all().unwrap();
+    assert!(all.len() >= 12, "{}", all.len());
+    let readme = tools::workspace_root().join("tests/cluster/README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    for sequence in all {
+        let (name, header) = (&sequence.name, &sequence.header);
+        assert!(readme.contains(&format!("| `{name}` |")), "{name} is not in the README");
+        assert!(header.synthetic && !header.sources.is_empty(), "{name}");
+        assert!(!header.about.is_empty() && header.pause_scale.is_some(), "{name}");
+    }
+}
+
+#[test]
+fn sequences_without_devices_are_replayed() {
+    let sequences = native();
+    assert!(sequences.len() >= 2, "{sequences:?}");
+    let mut rig = rig("cluster");
+    for sequence in sequences {
+        let replayed = Replay::new(&mut rig).unwrap().run(&sequence);
+        replayed.unwrap_or_else(|error| panic!("{error:#}; {}", rig.plugin.last_words()));
+        assert_eq!(rig.control().unwrap().names().unwrap(), [""; 0], "{}", sequence.name);
+    }
+}
+
+#[test]
+fn a_wrong_answer_ends_a_replay() {
+    let mut rig = rig("wrong");
+    let sequence = native().into_iter().find(|one| one.name == "group-snapshot").unwrap();
+    let path = tools::workspace_root().join("tests/cluster/group-snapshot.jsonl");
+    let text = std::fs::read_to_string(path).unwrap();
+    for (right, wrong) in [
+        ("\"capacity_bytes\":67108864", "\"capacity_bytes\":67108865"),
+        ("\"code\":\"OK\"", "\"code\":\"NOT_FOUND\""),
+        ("\"count\":0", "\"count\":1"),
+    ] {
+        assert!(text.contains(right), "{right}");
+        let text = text.replace(right, wrong);
+        let changed = Sequence::parse("wrong", &text).unwrap();
+        assert_eq!(changed.calls(), sequence.calls());
+        assert!(Replay::new(&mut rig).unwrap().run(&changed).is_err(), "{wrong}");
+    }
+}
+
+/// A recorder between a replay and the plugin.
+struct Recorder {
+    child: Child,
+    folder: Folder,
+}
+
+impl Recorder {
+    fn start(to: &Path) -> Self {
+        let folder = Folder::below(Path::new("/dev/shm"), "record").unwrap();
+        let mut command = Command::new(tools::blockd_csi().unwrap());
+        command.arg("record").arg("--listen").arg(folder.path().join("s")).arg("--to").arg(to);
+        command.arg("--out").arg(folder.path().join("out.jsonl")).args(["--caller", "a replay"]);
+        let child = command.stdin(Stdio::null()).spawn().unwrap();
+        let recorder = Self { child, folder };
+        let is_up = || UnixStream::connect(recorder.socket()).ok();
+        tools::wait_until("the recorder to listen", LIMIT, is_up).unwrap();
+        recorder
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("s")
+    }
+
+    /// Ends it in order. Returns the recording.
+    fn stop(mut self) -> Sequence {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), Signal::SIGTERM).unwrap();
+        let status = tools::wait_until("the recorder to end", LIMIT, || {
+            self.child.try_wait().ok().flatten()
+        });
+        assert!(status.unwrap().success());
+        let path = self.folder.path().join("out.jsonl");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.lines().last().unwrap().contains("\"end\""), "{text}");
+        Sequence::read(&path).unwrap()
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_replay_that_was_recorded_is_replayed_again() {
+    let sequence = native().into_iter().find(|one| one.name == "group-snapshot").unwrap();
+    let mut rig = rig("recorded");
+    let recorder = Recorder::start(&rig.plugin.socket());
+    let socket = recorder.socket();
+    Replay::through(&mut rig, &socket).unwrap().run(&sequence).unwrap();
+    let recorded = recorder.stop();
+    assert_eq!(recorded.header.callers, ["a replay"]);
+    assert!(!recorded.header.synthetic);
+    assert_eq!(recorded.methods().collect::<Vec<_>>(), sequence.methods().collect::<Vec<_>>());
+    // With the ids that it has, and what a real cluster's file says of times.
+    Replay::new(&mut rig).unwrap().run(&recorded).unwrap();
+    assert_eq!(rig.control().unwrap().names().unwrap(), [""; 0]);
+}
