@@ -3,19 +3,9 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test ends where an expectation fails")]
 
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
-
-use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
-use blockd_tests::cluster::{Replay, Sequence};
+use blockd_tests::cluster::{Recorder, Replay, Sequence};
 use blockd_tests::csi::rig::{Rig, Settings};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// As the shipped manifest starts the plugin.
 fn rig(name: &str) -> Rig {
@@ -82,58 +72,13 @@ fn a_wrong_answer_ends_a_replay() {
     }
 }
 
-/// A recorder between a replay and the plugin.
-struct Recorder {
-    child: Child,
-    folder: Folder,
-}
-
-impl Recorder {
-    fn start(to: &Path) -> Self {
-        let folder = Folder::below(Path::new("/dev/shm"), "record").unwrap();
-        let mut command = Command::new(tools::blockd_csi().unwrap());
-        command.arg("record").arg("--listen").arg(folder.path().join("s")).arg("--to").arg(to);
-        command.arg("--out").arg(folder.path().join("out.jsonl")).args(["--caller", "a replay"]);
-        let child = command.stdin(Stdio::null()).spawn().unwrap();
-        let recorder = Self { child, folder };
-        let is_up = || UnixStream::connect(recorder.socket()).ok();
-        tools::wait_until("the recorder to listen", LIMIT, is_up).unwrap();
-        recorder
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("s")
-    }
-
-    /// Ends it in order. Returns the recording.
-    fn stop(mut self) -> Sequence {
-        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), Signal::SIGTERM).unwrap();
-        let status = tools::wait_until("the recorder to end", LIMIT, || {
-            self.child.try_wait().ok().flatten()
-        });
-        assert!(status.unwrap().success());
-        let path = self.folder.path().join("out.jsonl");
-        let text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.lines().last().unwrap().contains("\"end\""), "{text}");
-        Sequence::read(&path).unwrap()
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
 fn a_replay_that_was_recorded_is_replayed_again() {
     let sequence = native().into_iter().find(|one| one.name == "group-snapshot").unwrap();
     let mut rig = rig("recorded");
-    let recorder = Recorder::start(&rig.plugin.socket());
-    let socket = recorder.socket();
-    Replay::through(&mut rig, &socket).unwrap().run(&sequence).unwrap();
-    let recorded = recorder.stop();
+    let recorder = Recorder::start(&rig.plugin.socket()).unwrap();
+    Replay::through(&mut rig, &recorder.socket()).unwrap().run(&sequence).unwrap();
+    let recorded = recorder.stop().unwrap();
     assert_eq!(recorded.header.callers, ["a replay"]);
     assert!(!recorded.header.synthetic);
     assert_eq!(recorded.methods().collect::<Vec<_>>(), sequence.methods().collect::<Vec<_>>());

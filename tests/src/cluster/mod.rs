@@ -16,10 +16,12 @@
 mod bindings;
 mod calls;
 mod kubelet;
+mod recorder;
 mod replay;
 mod sequence;
 mod step;
 
 pub use bindings::Bindings;
+pub use recorder::Recorder;
 pub use replay::{Progress, Replay};
 pub use sequence::Sequence;

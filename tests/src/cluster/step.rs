@@ -66,7 +66,7 @@ pub(super) enum Step {
         path: String,
         bytes: u64,
     },
-    /// Keeps a file open, until the path is named again.
+    /// Keeps a file open, until it is released.
     Hold {
         path: String,
     },

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::csi::{CONTAINER, life};
 use super::{MARK, Run, figures, guest, sparse};
-use crate::cluster::{Bindings, Progress, Replay, Sequence};
+use crate::cluster::{Bindings, Progress, Recorder, Replay, Sequence};
 use crate::csi::rig::{Rig, Settings};
 use crate::vm::{Drive, Vm};
 
@@ -23,6 +23,8 @@ use crate::vm::{Drive, Vm};
 const SEQUENCES: &str = "/cluster";
 /// The folders of kubelet, plugin and daemon, on a disk that stays over a reboot.
 const HOME: &str = "/var/lib";
+/// The sequence that is recorded, and whose recording is replayed.
+const RECORDED: &str = "first-volume";
 /// The state of a replay that goes on after a reboot.
 const SAVED: &str = "/var/lib/replay.json";
 /// Printed when the power may be cut.
@@ -140,6 +142,9 @@ fn before_reboot(rig: &mut Rig) -> Result<()> {
         (count, calls) = (count + 1, calls + sequence.calls());
         let progress = replay(rig, &sequence, 0, None)?.0;
         ensure!(progress == Progress::Done, "{} did not end", sequence.name);
+        if sequence.name == RECORDED {
+            recorded(rig, &sequence)?;
+        }
     }
     ensure!(count > 0 || last.is_some(), "nothing was replayed");
     println!("{MARK}{count} sequences with {calls} calls");
@@ -154,6 +159,16 @@ fn before_reboot(rig: &mut Rig) -> Result<()> {
     loop {
         std::thread::park();
     }
+}
+
+/// Replays a sequence through a recorder, and then what that has written.
+fn recorded(rig: &mut Rig, sequence: &Sequence) -> Result<()> {
+    let recorder = Recorder::start(&rig.plugin.socket())?;
+    Replay::through(rig, &recorder.socket())?.run(sequence)?;
+    let recorded = recorder.stop()?;
+    let (was, is) = (sequence.calls(), recorded.calls());
+    ensure!(was == is, "of {was} calls {is} were recorded");
+    replay(rig, &recorded, 0, None).context("the recording").map(drop)
 }
 
 fn after_reboot(rig: &mut Rig) -> Result<()> {
