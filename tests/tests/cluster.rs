@@ -35,7 +35,9 @@ fn sequences_are_documented_and_say_where_their_order_is_from() {
 #[test]
 fn the_example_of_the_documentation_is_a_recording() {
     let text = std::fs::read_to_string(tools::workspace_root().join("docs/RECORDINGS.md")).unwrap();
-    let example = text.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
+    let example =
+        text.split("```text\n").find(|block| block.starts_with("{\"recording\"")).unwrap();
+    let example = example.split("```").next().unwrap();
     let sequence = Sequence::parse("docs/RECORDINGS.md", example).unwrap();
     assert_eq!((sequence.calls(), sequence.header.callers.len()), (1, 1));
     assert!(example.trim_end().lines().last().unwrap().starts_with("{\"end\":"), "{example}");
