@@ -1,4 +1,5 @@
-//! The plugin's process, that of the scheduler's extender, and a tool for images.
+//! The plugin's process, those of the scheduler's extender and of the recorder, and a tool for
+//! images.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -31,6 +32,14 @@ fn main() -> ExitCode {
     } else if rest.next_if(|word| word == "kata-image").is_some() {
         let options = blockd_kata::Options::parse_from(std::iter::once(program).chain(rest));
         options.run().map_err(Failure::from)
+    } else if rest.next_if(|word| word == "record").is_some() {
+        let options = blockd_record::Options::parse_from(std::iter::once(program).chain(rest));
+        run(LogFormat::Text, |stop| async move {
+            options.check()?;
+            let listener = server::bind(&options.listen, options.listen_group)?;
+            let version = concat!("blockd-csi ", env!("BLOCKD_VERSION"));
+            Ok(blockd_record::serve(&options, version, listener, stop).await?)
+        })
     } else {
         let options = Options::parse();
         // Before the first thread is started.

@@ -9,6 +9,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
+use blockd_csi_base::grpc::{code_name, code_names};
 use blockd_csi_base::metrics::{OPENMETRICS, register_build_info};
 use blockd_http::Limits;
 use parking_lot::Mutex;
@@ -218,37 +219,6 @@ async fn serve(listener: TcpListener, router: Router, pages: &'static str) {
         .fallback(async move || (StatusCode::NOT_FOUND, format!("{pages}{HEALTHZ}\n")))
         .method_not_allowed_fallback(async || (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n"));
     blockd_http::serve(listener, router, LIMITS, |stream| ready(Some(stream))).await;
-}
-
-/// Returns the name in the specification of gRPC.
-#[must_use]
-pub const fn code_name(code: tonic::Code) -> &'static str {
-    code_names(code).0
-}
-
-/// The name in the specification of gRPC, and that in Go's library of gRPC, which other CSI drivers
-/// and sidecars use.
-const fn code_names(code: tonic::Code) -> (&'static str, &'static str) {
-    use tonic::Code;
-    match code {
-        Code::Ok => ("OK", "OK"),
-        Code::Cancelled => ("CANCELLED", "Canceled"),
-        Code::Unknown => ("UNKNOWN", "Unknown"),
-        Code::InvalidArgument => ("INVALID_ARGUMENT", "InvalidArgument"),
-        Code::DeadlineExceeded => ("DEADLINE_EXCEEDED", "DeadlineExceeded"),
-        Code::NotFound => ("NOT_FOUND", "NotFound"),
-        Code::AlreadyExists => ("ALREADY_EXISTS", "AlreadyExists"),
-        Code::PermissionDenied => ("PERMISSION_DENIED", "PermissionDenied"),
-        Code::ResourceExhausted => ("RESOURCE_EXHAUSTED", "ResourceExhausted"),
-        Code::FailedPrecondition => ("FAILED_PRECONDITION", "FailedPrecondition"),
-        Code::Aborted => ("ABORTED", "Aborted"),
-        Code::OutOfRange => ("OUT_OF_RANGE", "OutOfRange"),
-        Code::Unimplemented => ("UNIMPLEMENTED", "Unimplemented"),
-        Code::Internal => ("INTERNAL", "Internal"),
-        Code::Unavailable => ("UNAVAILABLE", "Unavailable"),
-        Code::DataLoss => ("DATA_LOSS", "DataLoss"),
-        Code::Unauthenticated => ("UNAUTHENTICATED", "Unauthenticated"),
-    }
 }
 
 /// The method as gRPC sends it, with its service.

@@ -21,7 +21,8 @@ const MAX_SOCKET: usize = 107;
     version = env!("BLOCKD_VERSION"),
     about,
     max_term_width = 100,
-    after_help = "`blockd-csi extender` is an optional extender of the scheduler: see its --help."
+    after_help = "`blockd-csi extender` is an optional extender of the scheduler, and `blockd-csi record` \
+                  writes the calls of a cluster to a file: see their --help."
 )]
 pub struct Options {
     /// Unix socket to serve on

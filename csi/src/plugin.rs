@@ -12,6 +12,7 @@ use blockd_api::v1;
 use blockd_csi_base::bytes::Bytes;
 use blockd_csi_base::clock::Clock;
 use blockd_csi_base::error::shown;
+use blockd_csi_base::grpc::{code_name, parse_timeout};
 use tokio::sync::{Mutex, RwLock};
 use tonic::{Code, Request, Response, Status};
 
@@ -21,7 +22,7 @@ use crate::error::Error;
 use crate::ids::{Names, VolumeId};
 use crate::labels;
 use crate::locks::Locks;
-use crate::metrics::{Metrics, code_name};
+use crate::metrics::Metrics;
 use crate::parameters::Keys;
 use crate::pmem;
 use crate::topology::Place;
@@ -127,21 +128,6 @@ impl Call {
             }
             (_, None) => tracing::info!(method, subject, code = code_text, ms, "done"),
         }
-    }
-}
-
-/// Reads the header: at most eight digits and a unit.
-fn parse_timeout(text: &str) -> Option<Duration> {
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let count: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
-    match unit {
-        "H" => Some(Duration::from_secs(count * 3600)),
-        "M" => Some(Duration::from_secs(count * 60)),
-        "S" => Some(Duration::from_secs(count)),
-        "m" => Some(Duration::from_millis(count)),
-        "u" => Some(Duration::from_micros(count)),
-        "n" => Some(Duration::from_nanos(count)),
-        _ => None,
     }
 }
 
@@ -350,28 +336,5 @@ fn unfit(pool: &v1::Pool, class: &Class) -> Option<&'static str> {
             Some("is not in persistent memory, as pmem-pooled has it")
         }
         Kind::PmemPooled | Kind::Thin | Kind::Thick => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn deadlines_are_read_as_grpc_writes_them() {
-        let read = [
-            ("1H", Duration::from_secs(3600)),
-            ("2M", Duration::from_secs(120)),
-            ("15S", Duration::from_secs(15)),
-            ("99999999m", Duration::from_millis(99_999_999)),
-            ("5u", Duration::from_micros(5)),
-            ("5n", Duration::from_nanos(5)),
-        ];
-        for (text, time) in read {
-            assert_eq!(parse_timeout(text), Some(time), "{text}");
-        }
-        for text in ["", "S", "1", "1s", "-1S", "123456789S", "1ä", "é"] {
-            assert_eq!(parse_timeout(text), None, "{text}");
-        }
     }
 }

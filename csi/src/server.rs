@@ -135,7 +135,10 @@ async fn drain(plugin: &Plugin) {
 
 /// Binds the endpoint for this user, and for a group if there is one. A stale socket of a dead
 /// plugin is removed; a socket with a listener, or a file that is no socket, is not.
-fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, Error> {
+///
+/// # Errors
+/// The path is taken, or the operating system refused.
+pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, Error> {
     let name = || format!("endpoint {}", path.display());
     if let Some(folder) = path.parent() {
         make_folder(folder, group)?;

@@ -512,6 +512,35 @@ fn daemons_in_pods_share_the_locks_of_their_host() {
     }
 }
 
+/// The patch that puts a recorder before the plugin fits the shipped DaemonSet.
+#[test]
+fn the_patch_for_a_trace_fits_the_manifest() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/KUBERNETES.md");
+    let text = fs::read_to_string(path).unwrap();
+    let patch = text.split("--type=json --patch '").nth(1).unwrap();
+    let patch: Value = serde_json::from_str(patch.split('\'').next().unwrap()).unwrap();
+    let daemon_set = only("DaemonSet");
+    let was = daemon_set.pointer(patch[0]["path"].as_str().unwrap()).unwrap();
+    assert_eq!(was, "--endpoint=unix:///csi/csi.sock");
+    let record = &patch[1]["value"];
+    let words = words(record);
+    let (verb, options) = words.split_first().unwrap();
+    assert_eq!(verb, "record");
+    let options = std::iter::once(verb).chain(options);
+    let options = blockd_record::Options::try_parse_from(options).unwrap();
+    options.check().unwrap();
+    assert_eq!(options.listen, Path::new("/csi/csi.sock"));
+    assert_eq!(patch[0]["value"], format!("--endpoint=unix://{}", options.to.display()));
+    let plugin = container("blockd-csi");
+    assert_eq!(record["image"], plugin["image"]);
+    let group = options.listen_group.unwrap();
+    assert!(
+        plugin["args"].as_array().unwrap().contains(&format!("--endpoint-group={group}").into())
+    );
+    let mounts = plugin["volumeMounts"].as_array().unwrap();
+    assert!(mounts.contains(&record["volumeMounts"][0]));
+}
+
 /// The help of both programs is a document, by which manifests are checked for flags that exist.
 #[test]
 fn the_help_is_in_the_documentation() {
@@ -525,11 +554,13 @@ fn the_help_is_in_the_documentation() {
     let plugin = help(Options::command());
     let extender = help(blockd_extender::Options::command());
     let image = help(blockd_kata::options::Options::command());
+    let record = help(blockd_record::Options::command());
     let expected = format!(
         "# Command line of blockd-csi\n\nWhat `blockd-csi --help` and those of its verbs \
          say. A test holds this page to that, and\nwrites it anew with `BLOCKD_WRITE_HELP=1 cargo \
          test -p blockd-csi --test manifests`.\n\n## blockd-csi\n\n```text\n{plugin}\n```\n\n\
          ## blockd-csi extender\n\n```text\n{extender}\n```\n\n\
+         ## blockd-csi record\n\n```text\n{record}\n```\n\n\
          ## blockd-csi kata-image\n\n```text\n{image}\n```\n"
     );
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/CLI_CSI.md");

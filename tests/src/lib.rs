@@ -1,6 +1,7 @@
 //! Whole-system tests of blockd.
 #![deny(unsafe_code)]
 
+pub mod cluster;
 pub mod csi;
 pub mod kill;
 pub mod neighbours;

@@ -9,10 +9,11 @@ use crate::steps::{Outcome, Steps};
 use crate::{built, command};
 
 /// The plugin's packages.
-const PACKAGES: [&str; 4] = ["blockd-csi-base", "blockd-extender", "blockd-kata", "blockd-csi"];
+const PACKAGES: [&str; 5] =
+    ["blockd-csi-base", "blockd-extender", "blockd-kata", "blockd-record", "blockd-csi"];
 
 /// Test files of the tests package that start the plugin.
-const FILES: [&str; 3] = ["csi", "csi_changes", "csi_kill"];
+const FILES: [&str; 4] = ["cluster", "csi", "csi_changes", "csi_kill"];
 
 /// Runs all of it; true when nothing failed. With arguments, those go to the suite, and it alone
 /// runs: on another driver, say.

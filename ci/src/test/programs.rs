@@ -31,9 +31,10 @@ const BUSY: [Program; 8] = [
 
 /// Programs that use less than one core. Short forms share the two kernels among them; the longest
 /// come first.
-const WAITING: [Program; 20] = [
+const WAITING: [Program; 21] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),
+    ("vm", &["cluster", "--short", "--kernel", "7"], &["cluster"]),
     ("vm", &["pmem", "--short", "--kernel", "6.12"], &["pmem"]),
     ("vm", &["kill", "--short", "--kernel", "7"], &["kill"]),
     ("vm", &["space", "--short", "--kernel", "6.12"], &["space"]),

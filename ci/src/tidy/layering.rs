@@ -23,6 +23,7 @@ const BANNED: &[(&str, &[&str])] = &[
     ("blockd-csi", DAEMON),
     ("blockd-extender", DAEMON),
     ("blockd-kata", DAEMON),
+    ("blockd-record", DAEMON),
 ];
 
 /// Packages that only the daemon itself may use.

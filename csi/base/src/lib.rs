@@ -9,6 +9,7 @@
 pub mod bytes;
 pub mod clock;
 pub mod error;
+pub mod grpc;
 pub mod metrics;
 pub mod options;
 pub mod quantity;

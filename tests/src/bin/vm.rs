@@ -44,6 +44,15 @@ enum Workload {
     Demo(RunArguments),
     /// The plugin for Kubernetes, on real devices, through deaths at every step
     Csi(RunArguments),
+    /// Calls of a cluster's kubelet and sidecars, replayed against daemon and plugin on devices
+    Cluster {
+        #[command(flatten)]
+        form: RunArguments,
+        /// A recording of `blockd-csi record` to replay, in place of the sequences in
+        /// `tests/cluster`.
+        #[arg(long, value_name = "FILE")]
+        recording: Option<PathBuf>,
+    },
     /// Disks, pools, mounts and file systems in trouble, as the plugin sees them
     Health(RunArguments),
     /// Persistent memory: regions, pools and volumes in it, and a loss of power
@@ -213,6 +222,11 @@ enum Inside {
         #[arg(long)]
         short: bool,
     },
+    Cluster {
+        /// The half after the reboot.
+        #[arg(long)]
+        again: bool,
+    },
     Csi {
         #[arg(long)]
         seconds: u64,
@@ -294,6 +308,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         Workload::Demo(form) => each("demo", form, workload::demo::run),
         Workload::Thin(form) => each("thin", form, workload::thin::run),
         Workload::Csi(form) => each("csi", form, workload::csi::run),
+        Workload::Cluster { form, recording } => {
+            each("cluster", form, |run| workload::cluster::run(run, recording.as_deref()))
+        }
         Workload::Safety(form) => each("safety", form, workload::safety::run),
         Workload::Neighbours(form) => each("neighbours", form, workload::neighbours::run),
         Workload::Pmem(form) => each("pmem", form, workload::pmem::run),
@@ -322,6 +339,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             Inside::Pmem { stage, answered, short } => {
                 workload::pmem::inside(stage, answered.as_deref(), *short, *seed)
             }
+            Inside::Cluster { again } => workload::cluster::inside(*again),
             Inside::Csi { seconds, short, long } => {
                 workload::csi::inside(*seconds, form(*short, *long), *seed)
             }

@@ -27,7 +27,7 @@ const HOME: &str = "/csi";
 
 /// The plugin's container in the manifests: a root file system that can't be written, but for
 /// folders that are mounted there, whose mounts are propagated to the host.
-const CONTAINER: &str = "mount -o remount,bind,ro /\nexec \"$@\"";
+pub(super) const CONTAINER: &str = "mount -o remount,bind,ro /\nexec \"$@\"";
 
 /// The capabilities that the plugin keeps there: CAP_DAC_OVERRIDE, CAP_SYS_ADMIN and
 /// CAP_SYS_RESOURCE.

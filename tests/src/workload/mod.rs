@@ -4,6 +4,7 @@
 //! Each has a half on the host, which makes disks, boots and counts, and a half in the guest: this
 //! program again, called with `inside`.
 
+pub mod cluster;
 pub mod csi;
 pub mod demo;
 pub mod device;

@@ -1,0 +1,141 @@
+//! Passes requests on as they are: headers, bodies, trailers and cancellations, whatever the
+//! method. The bytes that pass are copied to the recording.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::response::Response;
+use blockd_csi_base::grpc::parse_timeout;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::net::UnixStream;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::{Service as _, ServiceExt as _};
+
+use crate::recording::{Open, Recorder};
+use crate::socket::Connection;
+
+/// Bytes of a request of one message: beyond the plugin's own limit of 4 MiB, so that the plugin
+/// answers those that are little larger.
+const LARGEST_REQUEST: usize = 8 << 20;
+
+/// The way to the plugin.
+#[derive(Clone, Debug)]
+pub(crate) struct Proxy {
+    channel: Channel,
+    to: Arc<str>,
+    recorder: Arc<Recorder>,
+}
+
+/// A call that is written when the last owner has gone: request and response have one each.
+#[derive(Debug)]
+struct Passing {
+    open: Mutex<Open>,
+    recorder: Arc<Recorder>,
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.recorder.ended(self.open.get_mut());
+    }
+}
+
+impl Proxy {
+    /// To the plugin with this socket. Connects when there is a call.
+    pub(crate) fn new(to: &Path, recorder: Arc<Recorder>) -> Self {
+        let socket = to.to_path_buf();
+        let connector = tower::service_fn(move |_: Uri| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        let endpoint = Endpoint::from_static("http://csi.invalid");
+        let channel = endpoint.connect_with_connector_lazy(connector);
+        Self { channel, to: to.display().to_string().into(), recorder }
+    }
+
+    /// All paths.
+    pub(crate) fn routes(self) -> Routes {
+        Routes::from(Router::new().fallback(move |request: Request| self.clone().pass(request)))
+    }
+
+    async fn pass(mut self, request: Request) -> Result<Response, Infallible> {
+        let (parts, body) = request.into_parts();
+        let connection = parts.extensions.get::<Connection>().map_or(0, |one| one.0);
+        let timeout = parts.headers.get("grpc-timeout").and_then(|text| text.to_str().ok());
+        let deadline = timeout.and_then(parse_timeout);
+        let open = self.recorder.begin(parts.uri.path(), connection, deadline);
+        let recorder = Arc::clone(&self.recorder);
+        let call = Arc::new(Passing { open: Mutex::new(open), recorder });
+        let body = match self.requested(&call, body).await {
+            Ok(body) => body,
+            Err(status) => {
+                call.open.lock().status = Some(status.clone());
+                return Ok(status.into_http());
+            }
+        };
+        let request = Request::from_parts(parts, body);
+        let answered = match self.channel.ready().await {
+            Ok(channel) => channel.call(request).await,
+            Err(error) => Err(error),
+        };
+        let response = match answered {
+            Ok(response) => response,
+            Err(error) => {
+                let status = match self.recorder.is_late(&call.open.lock()) {
+                    Some(late) => late,
+                    None => Status::unavailable(format!("{}: {}", self.to, chain(&error))),
+                };
+                call.open.lock().status = Some(status.clone());
+                return Ok(status.into_http());
+            }
+        };
+        let (parts, body) = response.into_parts();
+        // An answer without a body has its status in the headers.
+        call.open.lock().status = Status::from_header_map(&parts.headers);
+        let body = body.map_frame(move |frame| {
+            let mut open = call.open.lock();
+            if let Some(bytes) = frame.data_ref() {
+                open.response.add(bytes);
+            }
+            if let Some(trailers) = frame.trailers_ref() {
+                open.status = Status::from_header_map(trailers);
+            }
+            drop(open);
+            frame
+        });
+        Ok(Response::from_parts(parts, axum::body::Body::new(body)))
+    }
+
+    /// The body of a request. It is read to its end if the method has one message only, so that it
+    /// is recorded where the plugin is away; else it is copied as it passes.
+    async fn requested(&self, call: &Arc<Passing>, body: axum::body::Body) -> Result<Body, Status> {
+        let is_single = self.recorder.has_one_request(&call.open.lock());
+        if is_single {
+            let read = Limited::new(body, LARGEST_REQUEST).collect().await;
+            let bytes = read.map_err(|error| Status::resource_exhausted(error.to_string()))?;
+            let bytes = bytes.to_bytes();
+            call.open.lock().request.add(&bytes);
+            return Ok(Body::new(Full::new(bytes)));
+        }
+        let copied = Arc::clone(call);
+        Ok(Body::new(body.map_frame(move |frame| {
+            if let Some(bytes) = frame.data_ref() {
+                copied.open.lock().request.add(bytes);
+            }
+            frame
+        })))
+    }
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
