@@ -25,8 +25,9 @@ use crate::steps::Outcome;
 const CHART: &str = "deploy/chart/blockd";
 const BASE: &str = "deploy/kubernetes";
 const COMPONENTS: &str = "deploy/kustomize/components";
-/// Classes, claims and pods that people begin with.
-const EXAMPLES: [&str; 2] = ["deploy/examples/encrypted.yaml", "deploy/examples/pmem.yaml"];
+/// Classes, claims, pods and jobs that people begin with.
+const EXAMPLES: [&str; 3] =
+    ["deploy/examples/encrypted.yaml", "deploy/examples/orphans.yaml", "deploy/examples/pmem.yaml"];
 /// Alerts for Prometheus, in the order in which the chart has them.
 const ALERTS: [&str; 2] = ["deploy/alerts.yml", "deploy/alerts-kubernetes.yml"];
 

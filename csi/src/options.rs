@@ -21,7 +21,9 @@ const MAX_SOCKET: usize = 107;
     version = env!("BLOCKD_VERSION"),
     about,
     max_term_width = 100,
-    after_help = "`blockd-csi extender` is an optional extender of the scheduler: see its --help."
+    after_help = "`blockd-csi extender` is an optional extender of the scheduler, `blockd-csi orphans` \
+                  lists volumes without a PersistentVolume, and `blockd-csi lost-node` what a node \
+                  that is gone holds: see their --help."
 )]
 pub struct Options {
     /// Unix socket to serve on
@@ -106,7 +108,7 @@ impl Options {
     /// A value is out of range.
     pub fn check(&self) -> Result<(), Error> {
         check_driver(&self.driver_name)?;
-        check_node(&self.node_id)?;
+        check_node("node-id", &self.node_id)?;
         self.socket().map(|_| ())?;
         for (field, path) in [("kubelet-dir", &self.kubelet_dir), ("state-dir", &self.state_dir())]
         {
@@ -144,7 +146,8 @@ impl Options {
     }
 }
 
-fn check_node(name: &str) -> Result<(), Error> {
+/// Refuses a name that no node has. `field` is what the error names.
+pub(crate) fn check_node(field: &str, name: &str) -> Result<(), Error> {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let outer = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     let fits = name.len() <= MAX_NODE && name.chars().all(inner);
@@ -155,7 +158,7 @@ fn check_node(name: &str) -> Result<(), Error> {
         "1 to {MAX_NODE} letters, digits, dashes, dots and underscores, and begin and end with a \
          letter or digit: it is the value of a label"
     );
-    Err(Error::invalid("node-id", name, allowed))
+    Err(Error::invalid(field, name, allowed))
 }
 
 #[cfg(test)]

@@ -11,7 +11,11 @@ pub(super) fn containers(object: &Value) -> impl Iterator<Item = &Value> {
 }
 
 fn pod(object: &Value) -> &Value {
-    if object["kind"] == "Pod" { &object["spec"] } else { &object["spec"]["template"]["spec"] }
+    match text(&object["kind"]) {
+        "Pod" => &object["spec"],
+        "CronJob" => &object["spec"]["jobTemplate"]["spec"]["template"]["spec"],
+        _ => &object["spec"]["template"]["spec"],
+    }
 }
 
 fn text(value: &Value) -> &str {

@@ -1,6 +1,6 @@
 //! The only place that reads the operating system's clock.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A monotonic clock that counts from its start.
 #[derive(Clone, Copy, Debug)]
@@ -19,4 +19,12 @@ impl Clock {
     pub fn elapsed(self) -> Duration {
         self.0.elapsed()
     }
+}
+
+/// Milliseconds since 1970; 0 on a machine whose clock is before that.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+pub fn unix_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
