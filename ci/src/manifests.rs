@@ -26,8 +26,12 @@ const CHART: &str = "deploy/chart/blockd";
 const BASE: &str = "deploy/kubernetes";
 const COMPONENTS: &str = "deploy/kustomize/components";
 /// Classes, claims, pods and jobs that people begin with.
-const EXAMPLES: [&str; 3] =
-    ["deploy/examples/encrypted.yaml", "deploy/examples/orphans.yaml", "deploy/examples/pmem.yaml"];
+const EXAMPLES: [&str; 4] = [
+    "deploy/examples/encrypted.yaml",
+    "deploy/examples/move.yaml",
+    "deploy/examples/orphans.yaml",
+    "deploy/examples/pmem.yaml",
+];
 /// Alerts for Prometheus, in the order in which the chart has them.
 const ALERTS: [&str; 2] = ["deploy/alerts.yml", "deploy/alerts-kubernetes.yml"];
 

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use blockd_csi::config::Config;
 use blockd_csi::error::Error;
 use blockd_csi::ids::Names;
-use blockd_csi::operator::{lost_node, orphans};
+use blockd_csi::operator::{lost_node, moving, orphans};
 use blockd_csi::options::Options;
 use blockd_csi::parameters::Keys;
 use blockd_csi::{logging, privileges, server};
@@ -35,6 +35,9 @@ fn main() -> ExitCode {
         options.run().map_err(Failure::from)
     } else if rest.next_if(|word| word == "orphans").is_some() {
         let options = orphans::Options::parse_from(std::iter::once(program).chain(rest));
+        once(options.run())
+    } else if rest.next_if(|word| word == "move").is_some() {
+        let options = moving::Options::parse_from(std::iter::once(program).chain(rest));
         once(options.run())
     } else if rest.next_if(|word| word == "lost-node").is_some() {
         let options = lost_node::Options::parse_from(std::iter::once(program).chain(rest));

@@ -21,9 +21,10 @@ const MAX_SOCKET: usize = 107;
     version = env!("BLOCKD_VERSION"),
     about,
     max_term_width = 100,
-    after_help = "`blockd-csi extender` is an optional extender of the scheduler, `blockd-csi orphans` \
-                  lists volumes without a PersistentVolume, and `blockd-csi lost-node` what a node \
-                  that is gone holds: see their --help."
+    after_help = "`blockd-csi extender` is an optional extender of the scheduler. `blockd-csi orphans` lists \
+                  volumes without a PersistentVolume, `blockd-csi move` moves a volume to another \
+                  node, and `blockd-csi lost-node` lists what a node that is gone holds: see their \
+                  --help."
 )]
 pub struct Options {
     /// Unix socket to serve on

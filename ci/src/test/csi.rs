@@ -12,7 +12,7 @@ use crate::{built, command};
 const PACKAGES: [&str; 4] = ["blockd-csi-base", "blockd-extender", "blockd-kata", "blockd-csi"];
 
 /// Test files of the tests package that start the plugin.
-const FILES: [&str; 3] = ["csi", "csi_changes", "csi_kill"];
+const FILES: [&str; 4] = ["csi", "csi_changes", "csi_kill", "csi_move"];
 
 /// Runs all of it; true when nothing failed. With arguments, those go to the suite, and it alone
 /// runs: on another driver, say.

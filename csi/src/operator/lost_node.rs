@@ -8,8 +8,8 @@ use blockd_csi_base::options::{DEFAULT_DRIVER, check_driver};
 use clap::Parser;
 use serde::Serialize;
 
-use super::print;
 use super::pv::{List, PersistentVolume};
+use super::{delete_pv, print, quoted};
 use crate::error::Error;
 use crate::topology::Place;
 
@@ -115,26 +115,9 @@ fn release(volume: &PersistentVolume) -> Vec<String> {
             quoted(name)
         )
     });
-    // The finalizers are those of the provisioner and of the claim's protection: the former ran on
-    // the node, and the latter ends with the claim.
-    let of_volume = [
-        format!("kubectl delete pv {pv} --ignore-not-found --wait=false"),
-        format!(
-            "! kubectl get pv {pv} >/dev/null 2>&1 || kubectl patch pv {pv} --type=merge \
-             --patch '{{\"metadata\":{{\"finalizers\":null}}}}'"
-        ),
-    ];
-    claim.into_iter().chain(of_volume).collect()
-}
-
-/// A word of a shell. Names of Kubernetes have no character that is special; a list that was not
-/// made by it may.
-fn quoted(word: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
-    if !word.is_empty() && word.bytes().all(is_plain) && !word.starts_with('-') {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', "'\\''"))
+    // The finalizers are those of the provisioner, which ran on the node, and of the protection of
+    // a volume whose claim is not gone yet.
+    claim.into_iter().chain(delete_pv(&pv)).collect()
 }
 
 impl Answer {

@@ -164,6 +164,39 @@ fn limited(from: impl io::Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Reads one PersistentVolume of the driver, as `kubectl get pv NAME -o json` prints it: all of it,
+/// and the fields that are known.
+///
+/// # Errors
+/// The file can't be read, is too long, or is no PersistentVolume of the driver.
+pub fn read_one(path: &Path, driver: &str) -> Result<(Value, PersistentVolume), Error> {
+    let failed = |error| Error::io(format_args!("read --pv {}", path.display()), error);
+    let bytes = if path == Path::new("-") {
+        limited(io::stdin()).map_err(failed)?
+    } else {
+        limited(File::open(path).map_err(failed)?).map_err(failed)?
+    };
+    let refused = |problem: String| {
+        let allowed = format!("a PersistentVolume of {driver}, as `kubectl get pv NAME -o json`");
+        Error::invalid("--pv", format_args!("{}, {problem}", path.display()), allowed)
+    };
+    let value: Value =
+        serde_json::from_slice(&bytes).map_err(|error| refused(format!("no JSON: {error}")))?;
+    if value["kind"] != "PersistentVolume" {
+        let kind = shown(value["kind"].as_str().unwrap_or("unknown"));
+        return Err(refused(format!("an object of kind {kind}")));
+    }
+    let volume = PersistentVolume::deserialize(&value)
+        .map_err(|error| refused(format!("not understood: {error}")))?;
+    match &volume.spec.csi {
+        Some(csi) if csi.driver == driver => Ok((value, volume)),
+        other => {
+            let other = other.as_ref().map_or("none", |csi| &csi.driver);
+            Err(refused(format!("of driver {}", shown(other))))
+        }
+    }
+}
+
 /// The driver's volumes of a list. `name` is where the list comes from, for errors.
 ///
 /// # Errors
