@@ -71,7 +71,8 @@ pub(super) fn configure(volume: &v1::Volume, to: &VolumeId) -> String {
     words.join(" ")
 }
 
-/// The answer as a script for a machine with kubectl.
+/// The answer as a script for a machine with kubectl. It can be repeated, also after it was cut off
+/// between the deletion of one object and the creation of the other.
 pub(super) fn script(answer: &Answer) -> String {
     let mut text = String::new();
     let Answer { volume_id, new_volume_id, node, .. } = answer;
@@ -98,7 +99,7 @@ pub(super) fn script(answer: &Answer) -> String {
         text,
         "# Then, while no pod uses the claim, put the new PersistentVolume in the place of the \
          old:\n\
-         {}\n{delete}\n{release}\n\
+         ! kubectl get pv {name} >/dev/null 2>&1 || {}\n{delete}\n{release}\n\
          kubectl create --filename - <<'END_OF_VOLUME'\n{manifest}\nEND_OF_VOLUME\n\
          kubectl wait pv {name} --for=jsonpath='{{.status.phase}}'=Bound --timeout=120s\n",
         policy("Retain")
@@ -225,7 +226,7 @@ mod tests {
              #   blockd set default/csi.pvc-1 --label a=b\n\
              # Then, while no pod uses the claim, put the new PersistentVolume in the place of the \
              old:\n\
-             {}\
+             ! kubectl get pv pvc-1 >/dev/null 2>&1 || {}\
              kubectl delete pv pvc-1 --ignore-not-found --wait=false\n\
              ! kubectl get pv pvc-1 >/dev/null 2>&1 || kubectl patch pv pvc-1 --type=merge --patch \
              '{{\"metadata\":{{\"finalizers\":null}}}}'\n\
