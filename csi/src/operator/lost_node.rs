@@ -62,6 +62,8 @@ struct Stuck {
     /// NAMESPACE/NAME.
     claim: Option<String>,
     reclaim_policy: &'static str,
+    /// Whether the claim is bound to it. Otherwise one of its name is another claim.
+    bound: bool,
     /// Whether the commands release it.
     released: bool,
 }
@@ -97,6 +99,7 @@ impl Options {
                 volume_id: one.handle().to_owned(),
                 claim: one.claim().map(|(namespace, name)| format!("{namespace}/{name}")),
                 reclaim_policy: if one.is_deleted_with_claim() { "Delete" } else { "Retain" },
+                bound: one.is_bound(),
                 released,
             });
         }
@@ -108,7 +111,8 @@ impl Options {
 /// its finalizer waits for pods that use it, hence it is not waited for.
 fn release(volume: &PersistentVolume) -> Vec<String> {
     let pv = quoted(volume.name());
-    let claim = volume.claim().map(|(namespace, name)| {
+    // A claim of the same name may be another one by now, with a volume on a node that lives.
+    let claim = volume.claim().filter(|_| volume.is_bound()).map(|(namespace, name)| {
         format!(
             "kubectl delete pvc --namespace {} {} --ignore-not-found --wait=false",
             quoted(namespace),
@@ -136,13 +140,17 @@ impl Answer {
         for one in &self.volumes {
             let line = |text: &str| text.chars().filter(|c| !c.is_control()).collect::<String>();
             let kept = if one.released { "" } else { ", kept: --retained releases it too" };
-            let claim = one.claim.as_deref().unwrap_or("none");
+            let claim = match &one.claim {
+                Some(claim) if one.bound => claim.clone(),
+                Some(claim) => format!("{claim} before, which is gone"),
+                None => "none".to_owned(),
+            };
             let _ = writeln!(
                 text,
                 "# {}: volume {}, claim {}, reclaim policy {}{kept}",
                 line(&one.persistent_volume),
                 line(&one.volume_id),
-                line(claim),
+                line(&claim),
                 one.reclaim_policy
             );
         }

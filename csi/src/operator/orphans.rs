@@ -54,10 +54,10 @@ pub struct Options {
     #[arg(long, requires = "delete", conflicts_with = "volumes")]
     pub yes: bool,
 
-    /// Delete although the list has no PersistentVolume of the driver, as after all of them were
-    /// deleted. By such a list every volume is an orphan
+    /// Delete although no PersistentVolume of the list names a volume of this node, as after all of
+    /// them were deleted. By an empty list, or one of another cluster, every volume is an orphan
     #[arg(long, requires = "delete")]
-    pub allow_empty_list: bool,
+    pub allow_unmatched_list: bool,
 
     /// Name of the driver, as in the CSIDriver object
     #[arg(long, value_name = "NAME", default_value = DEFAULT_DRIVER)]
@@ -145,14 +145,18 @@ impl Options {
         daemon: &Daemon,
         list: &List,
     ) -> Result<(Answer, Result<(), Error>), Error> {
-        if self.delete && list.volumes.is_empty() && !self.allow_empty_list {
-            let problem = format!("a list without PersistentVolumes of {}", self.driver_name);
-            let allowed = "a list that has some, or used with --allow-empty-list: by it every \
-                           volume of the driver is an orphan";
+        let names = Names::new(&self.driver_name);
+        let (mut orphans, matched) = self.find(daemon, list, &names).await?;
+        if self.delete && matched == 0 && !orphans.is_empty() && !self.allow_unmatched_list {
+            let problem = format!(
+                "a list of {} PersistentVolumes of {}, of which none is for a volume of this node",
+                list.volumes.len(),
+                self.driver_name
+            );
+            let allowed = "the list of this cluster, or used with --allow-unmatched-list: by it \
+                           every volume of the driver is an orphan";
             return Err(Error::invalid("--pv-list", problem, allowed));
         }
-        let names = Names::new(&self.driver_name);
-        let mut orphans = self.find(daemon, list, &names).await?;
         if !self.volumes.is_empty() {
             self.check_named(&orphans, list, &names)?;
             orphans.retain(|one| self.volumes.contains(&one.volume_id));
@@ -162,12 +166,13 @@ impl Options {
         Ok((answer, ended))
     }
 
+    /// The orphans, and the number of volumes that are none.
     async fn find(
         &self,
         daemon: &Daemon,
         list: &List,
         names: &Names,
-    ) -> Result<Vec<Orphan>, Error> {
+    ) -> Result<(Vec<Orphan>, usize), Error> {
         let all = daemon.volumes("").await?;
         let known: BTreeSet<&str> = list.volumes.iter().map(|one| one.handle()).collect();
         let mut snapshots: BTreeMap<(&str, &str), usize> = BTreeMap::new();
@@ -181,17 +186,18 @@ impl Options {
         let is_ours = |one: &&v1::Volume| {
             one.kind() == v1::VolumeKind::Volume && names.kind(&one.name) == Kind::Volume
         };
-        let mut orphans = Vec::new();
+        let (mut orphans, mut matched) = (Vec::new(), 0);
         for one in all.iter().filter(is_ours) {
             let id = VolumeId { pool: one.pool.clone(), name: one.name.clone() }.to_string();
             if known.contains(id.as_str()) {
+                matched += 1;
                 continue;
             }
             let count = snapshots.get(&(&one.pool, &one.name)).copied().unwrap_or(0);
             orphans.push(self.orphan(one, id, count, list.made_unix_ms));
         }
         orphans.sort_by(|one, other| one.volume_id.cmp(&other.volume_id));
-        Ok(orphans)
+        Ok((orphans, matched))
     }
 
     fn orphan(

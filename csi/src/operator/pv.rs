@@ -33,6 +33,14 @@ pub struct List {
 pub struct PersistentVolume {
     metadata: Metadata,
     spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Status {
+    #[serde(default)]
+    phase: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -101,6 +109,12 @@ impl PersistentVolume {
     #[must_use]
     pub fn handle(&self) -> &str {
         self.spec.csi.as_ref().map_or("", |csi| &csi.volume_handle)
+    }
+
+    /// Whether its claim is bound to it. Another claim may have the name of the claim that was.
+    #[must_use]
+    pub fn is_bound(&self) -> bool {
+        self.status.phase == "Bound"
     }
 
     /// Namespace and name of the claim that it is bound to, or was.

@@ -205,12 +205,16 @@ async fn deleting_needs_names_or_yes_and_a_list_with_persistent_volumes() {
         assert!(orphans::Options::try_parse_from(&words).is_err(), "{words:?}");
     }
     let empty = list(&[]);
-    for words in [&["--delete", "--yes"][..], &["--delete", "default/csi.pvc-1"]] {
-        let error = run(&rig, &empty, words).await.unwrap_err().to_string();
-        assert!(error.contains("a list without PersistentVolumes of csi.blockd.io"), "{error}");
+    let of_another_cluster = list(&[one("default/csi.pvc-2"), one("default/csi.pvc-3")]);
+    for (list, count) in [(&empty, 0), (&of_another_cluster, 2)] {
+        for words in [&["--delete", "--yes"][..], &["--delete", "default/csi.pvc-1"]] {
+            let error = run(&rig, list, words).await.unwrap_err().to_string();
+            let text = format!("a list of {count} PersistentVolumes of csi.blockd.io, of which");
+            assert!(error.contains(&text), "{error}");
+        }
     }
     assert_eq!(names(&rig), ["csi.pvc-1"]);
-    let text = run(&rig, &empty, &["--delete", "--yes", "--allow-empty-list"]).await.unwrap();
+    let text = run(&rig, &empty, &["--delete", "--yes", "--allow-unmatched-list"]).await.unwrap();
     assert!(text.contains("1 deleted"), "{text}");
     assert!(names(&rig).is_empty());
 }
@@ -219,7 +223,7 @@ async fn deleting_needs_names_or_yes_and_a_list_with_persistent_volumes() {
 #[tokio::test]
 async fn what_was_deleted_before_an_error_is_said() {
     let rig = Rig::simple();
-    for name in ["csi.pvc-1", "csi.pvc-2"] {
+    for name in ["csi.pvc-1", "csi.pvc-2", "csi.pvc-9"] {
         add(&rig, name);
     }
     let options = options(&["--delete", "--yes"]);
@@ -240,7 +244,7 @@ async fn what_was_deleted_before_an_error_is_said() {
                                         claim web/data: not deleted\n"
     ));
     rig.fake.heal();
-    assert_eq!(names(&rig), ["csi.pvc-2"]);
+    assert_eq!(names(&rig), ["csi.pvc-2", "csi.pvc-9"]);
 }
 
 /// The fields of `--json`.
@@ -355,6 +359,7 @@ fn the_volumes_of_a_lost_node_are_released_where_their_class_deletes_them() {
         "volume_id": "default/csi.c",
         "claim": "web/data-c",
         "reclaim_policy": "Retain",
+        "bound": true,
         "released": false,
     });
     assert_eq!(json["volumes"][1], expected);
@@ -373,6 +378,19 @@ fn a_volume_that_is_not_bound_to_the_node_is_not_stuck() {
     nowhere["spec"].as_object_mut().unwrap().remove("nodeAffinity");
     let answer = lost(&[], &list(&[several, nowhere]));
     assert!(answer.script().starts_with("# 0 PersistentVolumes"), "{answer:?}");
+}
+
+/// The claim was deleted and made again, and has its volume elsewhere: it must not be deleted.
+#[test]
+fn a_claim_that_is_not_bound_to_the_volume_stays() {
+    let mut released = pv("a", "default/csi.a", "n1", "Retain");
+    released["status"]["phase"] = json!("Released");
+    let mut unknown = pv("b", "default/csi.b", "n1", "Retain");
+    unknown.as_object_mut().unwrap().remove("status");
+    let script = lost(&["--retained"], &list(&[released, unknown])).script();
+    assert!(!script.contains("delete pvc"), "{script}");
+    assert!(script.contains("kubectl delete pv a ") && script.contains("kubectl delete pv b "));
+    assert!(script.contains("claim web/data-a before, which is gone, reclaim"), "{script}");
 }
 
 /// A list by another hand cannot put words into the script.
