@@ -16,11 +16,14 @@ import yaml
 # Of other projects: their schemas are not those of the API.
 FOREIGN = {
     "Component",
+    "DataImportCron",
+    "DataVolume",
     "Kustomization",
     "PodMonitor",
     "PrometheusRule",
     "ServiceMonitor",
     "SnapshotMetadataService",
+    "StorageProfile",
     "VolumeGroupSnapshotClass",
     "VolumeSnapshot",
     "VolumeSnapshotClass",

@@ -7,6 +7,7 @@
 //! share a name.
 
 mod flags;
+mod kubevirt;
 mod monitoring;
 mod objects;
 mod privileges;
@@ -25,8 +26,14 @@ use crate::steps::Outcome;
 const CHART: &str = "deploy/chart/blockd";
 const BASE: &str = "deploy/kubernetes";
 const COMPONENTS: &str = "deploy/kustomize/components";
-/// Classes, claims and pods that people begin with.
-const EXAMPLES: [&str; 2] = ["deploy/examples/encrypted.yaml", "deploy/examples/pmem.yaml"];
+/// Classes, claims, pods and jobs that people begin with.
+const EXAMPLES: [&str; 5] = [
+    "deploy/examples/encrypted.yaml",
+    "deploy/examples/kubevirt.yaml",
+    "deploy/examples/move.yaml",
+    "deploy/examples/orphans.yaml",
+    "deploy/examples/pmem.yaml",
+];
 /// Alerts for Prometheus, in the order in which the chart has them.
 const ALERTS: [&str; 2] = ["deploy/alerts.yml", "deploy/alerts-kubernetes.yml"];
 
@@ -151,7 +158,7 @@ pub(crate) fn chart(root: &Path) -> Result<Outcome> {
     for (name, objects) in &rendered {
         let found = objects::problems(objects).into_iter().chain(known.problems(objects));
         let found = found.chain(monitoring::problems(objects)).chain(sidecars::problems(objects));
-        let found = found.chain(privileges::problems(objects));
+        let found = found.chain(privileges::problems(objects)).chain(kubevirt::problems(objects));
         problems.extend(found.map(|problem| format!("{name}: {problem}")));
     }
     problems.extend(other_alerts(&rendered, &answer["plain"])?);

@@ -12,12 +12,21 @@ use crate::sizes::LUKS_HEADER;
 /// Labels of a volume.
 pub type Labels = BTreeMap<String, String>;
 
+/// The label with the name of a volume's claim.
+pub const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc-name";
+
+/// The label with the namespace of a volume's claim.
+pub const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc-namespace";
+
+/// The label with the name of a volume's PersistentVolume.
+pub const PV_NAME: &str = "csi.storage.k8s.io/pv-name";
+
 /// Parameters that the provisioner adds with `--extra-create-metadata`, and the labels that have
 /// their values: the key of a label has one slash.
 const OF_CLAIMS: [(&str, &str); 3] = [
-    ("csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc-name"),
-    ("csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pvc-namespace"),
-    ("csi.storage.k8s.io/pv/name", "csi.storage.k8s.io/pv-name"),
+    ("csi.storage.k8s.io/pvc/name", CLAIM_NAME),
+    ("csi.storage.k8s.io/pvc/namespace", CLAIM_NAMESPACE),
+    ("csi.storage.k8s.io/pv/name", PV_NAME),
 ];
 
 /// Bytes of a value: a limit of the daemon.

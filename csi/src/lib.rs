@@ -21,6 +21,7 @@ pub mod logging;
 pub mod metrics;
 pub mod mkfs;
 pub mod node;
+pub mod operator;
 pub mod options;
 pub mod parameters;
 pub mod placement;

@@ -1,5 +1,5 @@
-//! The plugin's process, those of the scheduler's extender and of the recorder, and a tool for
-//! images.
+//! The plugin's process, those of the scheduler's extender and of the recorder, a tool for images,
+//! and commands for people who run a cluster.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use blockd_csi::config::Config;
 use blockd_csi::error::Error;
 use blockd_csi::ids::Names;
+use blockd_csi::operator::{lost_node, moving, orphans};
 use blockd_csi::options::Options;
 use blockd_csi::parameters::Keys;
 use blockd_csi::{logging, privileges, server};
@@ -40,6 +41,15 @@ fn main() -> ExitCode {
             let version = concat!("blockd-csi ", env!("BLOCKD_VERSION"));
             Ok(blockd_record::serve(&options, version, listener, stop).await?)
         })
+    } else if rest.next_if(|word| word == "orphans").is_some() {
+        let options = orphans::Options::parse_from(std::iter::once(program).chain(rest));
+        once(options.run())
+    } else if rest.next_if(|word| word == "move").is_some() {
+        let options = moving::Options::parse_from(std::iter::once(program).chain(rest));
+        once(options.run())
+    } else if rest.next_if(|word| word == "lost-node").is_some() {
+        let options = lost_node::Options::parse_from(std::iter::once(program).chain(rest));
+        options.run().map_err(Failure::from)
     } else {
         let options = Options::parse();
         // Before the first thread is started.
@@ -70,6 +80,13 @@ fn plugin(options: &blockd_extender::Options) -> Result<blockd_extender::Plugin,
 type Failure = Box<dyn std::error::Error>;
 
 type Stop = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Runs a command that ends by itself.
+fn once(work: impl Future<Output = Result<(), Error>>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Error::io("start a runtime", error))?;
+    Ok(runtime.block_on(work)?)
+}
 
 /// Runs one of them until a signal stops it.
 fn run<F: Future<Output = Result<(), Failure>>>(

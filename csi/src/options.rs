@@ -22,7 +22,10 @@ const MAX_SOCKET: usize = 107;
     about,
     max_term_width = 100,
     after_help = "`blockd-csi extender` is an optional extender of the scheduler, and `blockd-csi record` \
-                  writes the calls of a cluster to a file: see their --help."
+                  writes the calls of a cluster to a file. `blockd-csi orphans` lists \
+                  volumes without a PersistentVolume, `blockd-csi move` moves a volume to another \
+                  node, and `blockd-csi lost-node` lists what a node that is gone holds: see their \
+                  --help."
 )]
 pub struct Options {
     /// Unix socket to serve on
@@ -107,7 +110,7 @@ impl Options {
     /// A value is out of range.
     pub fn check(&self) -> Result<(), Error> {
         check_driver(&self.driver_name)?;
-        check_node(&self.node_id)?;
+        check_node("node-id", &self.node_id)?;
         self.socket().map(|_| ())?;
         for (field, path) in [("kubelet-dir", &self.kubelet_dir), ("state-dir", &self.state_dir())]
         {
@@ -145,7 +148,8 @@ impl Options {
     }
 }
 
-fn check_node(name: &str) -> Result<(), Error> {
+/// Refuses a name that no node has. `field` is what the error names.
+pub(crate) fn check_node(field: &str, name: &str) -> Result<(), Error> {
     let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let outer = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     let fits = name.len() <= MAX_NODE && name.chars().all(inner);
@@ -156,7 +160,7 @@ fn check_node(name: &str) -> Result<(), Error> {
         "1 to {MAX_NODE} letters, digits, dashes, dots and underscores, and begin and end with a \
          letter or digit: it is the value of a label"
     );
-    Err(Error::invalid("node-id", name, allowed))
+    Err(Error::invalid(field, name, allowed))
 }
 
 #[cfg(test)]

@@ -555,12 +555,18 @@ fn the_help_is_in_the_documentation() {
     let extender = help(blockd_extender::Options::command());
     let image = help(blockd_kata::options::Options::command());
     let record = help(blockd_record::Options::command());
+    let orphans = help(blockd_csi::operator::orphans::Options::command());
+    let moving = help(blockd_csi::operator::moving::Options::command());
+    let lost_node = help(blockd_csi::operator::lost_node::Options::command());
     let expected = format!(
         "# Command line of blockd-csi\n\nWhat `blockd-csi --help` and those of its verbs \
          say. A test holds this page to that, and\nwrites it anew with `BLOCKD_WRITE_HELP=1 cargo \
          test -p blockd-csi --test manifests`.\n\n## blockd-csi\n\n```text\n{plugin}\n```\n\n\
          ## blockd-csi extender\n\n```text\n{extender}\n```\n\n\
          ## blockd-csi record\n\n```text\n{record}\n```\n\n\
+         ## blockd-csi orphans\n\n```text\n{orphans}\n```\n\n\
+         ## blockd-csi move\n\n```text\n{moving}\n```\n\n\
+         ## blockd-csi lost-node\n\n```text\n{lost_node}\n```\n\n\
          ## blockd-csi kata-image\n\n```text\n{image}\n```\n"
     );
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/CLI_CSI.md");

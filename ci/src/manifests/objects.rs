@@ -11,7 +11,11 @@ pub(super) fn containers(object: &Value) -> impl Iterator<Item = &Value> {
 }
 
 fn pod(object: &Value) -> &Value {
-    if object["kind"] == "Pod" { &object["spec"] } else { &object["spec"]["template"]["spec"] }
+    match text(&object["kind"]) {
+        "Pod" => &object["spec"],
+        "CronJob" => &object["spec"]["jobTemplate"]["spec"]["template"]["spec"],
+        _ => &object["spec"]["template"]["spec"],
+    }
 }
 
 fn text(value: &Value) -> &str {
@@ -43,7 +47,8 @@ pub(super) fn problems(objects: &[Value]) -> Vec<String> {
         };
         let volumes = names(&pod["volumes"]);
         let mut used = BTreeSet::new();
-        for container in containers(object) {
+        let first = pod["initContainers"].as_array().map(Vec::as_slice).unwrap_or_default();
+        for container in first.iter().chain(containers(object)) {
             let name = text(&container["name"]);
             for mount in names(&container["volumeMounts"]) {
                 if !volumes.contains(&mount) {
@@ -51,6 +56,9 @@ pub(super) fn problems(objects: &[Value]) -> Vec<String> {
                 }
                 used.insert(mount);
             }
+        }
+        for container in containers(object) {
+            let name = text(&container["name"]);
             let image = text(&container["image"]);
             if !image.rsplit('/').next().unwrap_or_default().contains(':') {
                 complain(format!("{name}: image {image} has no version"));

@@ -13,7 +13,7 @@ const PACKAGES: [&str; 5] =
     ["blockd-csi-base", "blockd-extender", "blockd-kata", "blockd-record", "blockd-csi"];
 
 /// Test files of the tests package that start the plugin.
-const FILES: [&str; 4] = ["cluster", "csi", "csi_changes", "csi_kill"];
+const FILES: [&str; 5] = ["cluster", "csi", "csi_changes", "csi_kill", "csi_move"];
 
 /// Runs all of it; true when nothing failed. With arguments, those go to the suite, and it alone
 /// runs: on another driver, say.

@@ -234,6 +234,9 @@ enum Inside {
         short: bool,
         #[arg(long)]
         long: bool,
+        /// The part before the machine's power is cut.
+        #[arg(long)]
+        until_cut: bool,
     },
 }
 
@@ -340,8 +343,8 @@ fn run(arguments: &Arguments) -> Result<()> {
                 workload::pmem::inside(stage, answered.as_deref(), *short, *seed)
             }
             Inside::Cluster { again } => workload::cluster::inside(*again),
-            Inside::Csi { seconds, short, long } => {
-                workload::csi::inside(*seconds, form(*short, *long), *seed)
+            Inside::Csi { seconds, short, long, until_cut } => {
+                workload::csi::inside(*seconds, form(*short, *long), *until_cut, *seed)
             }
         },
     }

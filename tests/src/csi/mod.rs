@@ -17,6 +17,7 @@ mod case;
 mod cases;
 mod cx;
 mod driver;
+pub mod operator;
 pub mod rig;
 
 use std::collections::{BTreeSet, HashMap};

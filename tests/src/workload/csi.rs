@@ -1,12 +1,13 @@
 //! `csi`: the plugin beside the daemon on real devices, called as a kubelet calls it: the
-//! conformance suite with its node part, the events of a node's life, a daemon that is away for a
-//! while, and deaths at every step.
+//! conformance suite with its node part, a node that loses its power and boots again, the events of
+//! a node's life, a daemon that is away for a while, and deaths at every step.
 
 mod away;
 mod deaths;
 mod encryption;
 pub(super) mod life;
 pub(super) mod node;
+mod reboot;
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,8 +23,11 @@ use crate::csi::rig::{Rig, Settings};
 use crate::csi::{self, Options};
 use crate::vm::Drive;
 
-/// Where the plugin's and the kubelet's folders are in the guest.
+/// Where the plugin's and the kubelet's folders are in the guest, on a disk that stays.
 const HOME: &str = "/csi";
+
+/// The daemon's folder, with one below it that is in memory, as `/run` is.
+const DAEMON: &str = "/csi/daemon";
 
 /// The plugin's container in the manifests: a root file system that can't be written, but for
 /// folders that are mounted there, whose mounts are propagated to the host.
@@ -40,6 +44,7 @@ const KEPT: u64 = 1 << 1 | 1 << 21 | 1 << 24;
 pub fn run(run: &Run) -> Result<String> {
     let folder = Folder::new("csi")?;
     let disk = sparse(&folder, "disk", 8 << 30)?;
+    let home = sparse(&folder, "home", 256 << 20)?;
     let vm = run
         .machine("csi")?
         .memory(2048)
@@ -56,15 +61,21 @@ pub fn run(run: &Run) -> Result<String> {
             "unshare",
         ])
         .program(&tools::blockd_csi()?)
-        .drive(Drive::File(disk));
+        .drive(Drive::File(disk))
+        .drive(Drive::File(home));
     let seed = run.seed;
     let seconds = run.either(12, 300);
     let form = run.form.flag();
-    let script = format!(
-        "export BLOCKD_BIN=/usr/bin/blockd BLOCKD_CSI_BIN=/usr/bin/blockd-csi\n\
-         {INSIDE} inside --seed {seed} csi --seconds {seconds}{form}\n"
-    );
-    let output = vm.run(&script)?;
+    let script = |words: &str| {
+        format!(
+            "export BLOCKD_BIN=/usr/bin/blockd BLOCKD_CSI_BIN=/usr/bin/blockd-csi\n\
+             {INSIDE} inside --seed {seed} csi --seconds {seconds}{form}{words}\n"
+        )
+    };
+    let mut first = vm.start(&script(" --until-cut"))?;
+    first.wait_for(reboot::READY)?;
+    println!("{}", first.cut()?.text);
+    let output = vm.run(&script(""))?;
     println!("{}", output.text);
     Ok(figures(&output.text)?.to_owned())
 }
@@ -73,20 +84,15 @@ pub fn run(run: &Run) -> Result<String> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
+pub fn inside(seconds: u64, form: Form, until_cut: bool, seed: u64) -> Result<()> {
     let short = form == Form::Short;
-    let pool = Some(Path::new("/dev/vda").to_path_buf());
-    let settings = Settings {
-        daemon: daemon::Settings { pool, ..daemon::Settings::default() },
-        launcher: CONTAINER.to_owned(),
-        home: Some(HOME.into()),
-        ..Settings::default()
-    };
-    // The kubelet shares its mounts with the containers that it starts.
-    let shared = format!("mkdir {HOME} && mount --bind {HOME} {HOME} && mount --make-rshared /");
-    guest::shell(&shared)?;
-    let mut rig = Rig::start("csi", &settings)?;
+    let mut rig = boot(until_cut)?;
+    if until_cut {
+        return reboot::before(&rig);
+    }
+    reboot::after(&rig)?;
     privileges(&rig)?;
+    reboot::orphans(&rig)?;
     let suite = if short { 0 } else { suite(&rig)? };
     let steps = node::all(&mut rig, short)?;
     let encryption = encryption::all(&mut rig)?;
@@ -97,10 +103,34 @@ pub fn inside(seconds: u64, form: Form, seed: u64) -> Result<()> {
     rig.plugin.stop()?;
     ensure!(rig.daemon.stop()?.success(), "the daemon's end: {}", rig.daemon.last_words());
     println!(
-        "{MARK}{suite} cases of the suite, {steps} steps of a node, {encryption} of \
-         encryption, {away}, {deaths}; nothing left"
+        "{MARK}a power cut and orphans, {suite} cases of the suite, {steps} steps of a node, \
+         {encryption} of encryption, {away}, {deaths}; nothing left"
     );
     Ok(())
+}
+
+/// Starts daemon and plugin as a node does when it boots, for the first time or again.
+fn boot(is_first: bool) -> Result<Rig> {
+    if is_first {
+        guest::shell("mkfs.ext4 -q /dev/vdb")?;
+    }
+    // The kubelet shares its mounts with the containers that it starts.
+    guest::shell(&format!(
+        "mkdir -p {HOME} && mount -t ext4 /dev/vdb {HOME} && mkdir -p {DAEMON}/run && \
+         mount -t tmpfs run {DAEMON}/run && mount --make-rshared /"
+    ))?;
+    let daemon = daemon::Settings {
+        home: daemon::Home::Kept(DAEMON.into()),
+        pool: Some(Path::new("/dev/vda").to_path_buf()),
+        ..daemon::Settings::default()
+    };
+    let settings = Settings {
+        daemon,
+        launcher: CONTAINER.to_owned(),
+        home: Some(HOME.into()),
+        ..Settings::default()
+    };
+    Rig::start("csi", &settings)
 }
 
 /// Fails when the plugin has other privileges than those that it is shipped with: everything else
