@@ -173,6 +173,78 @@ fn standby_outlives_both_daemons_and_a_host_that_does_not_answer_keeps_its_cell(
 }
 
 #[test]
+fn a_cell_that_came_back_is_served_after_a_restart_and_by_its_new_names() {
+    let folder = shared();
+    let mut hosts = prepared(folder.path(), "");
+    let data = pattern(MIB, 9);
+    let first = place(&hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]));
+    connect(&first).write(0, &data, true).unwrap();
+    hosts[1].ok(&["cell", "standby", "--nbd", "local/one", "data"]);
+    hosts[1].ok(&["cell", "handover", "local/one"]);
+    hosts[1].ok(&["resize", "one/data", "--size", "96M"]);
+    hosts[1].ok(&["rename", "one/data", "other"]);
+    hosts[0].ok(&["cell", "handover", "local/one"]);
+    let holds = |daemon: &Daemon| {
+        let mut client = cli_support::connect(daemon, "one/other");
+        let mut read = vec![0; MIB];
+        client.read(0, &mut read).unwrap();
+        assert!(read == data);
+        assert_eq!(client.size(), 96 << 20);
+    };
+    holds(&hosts[0]);
+    hosts[0].kill();
+    hosts[0].start_again();
+    holds(&hosts[0]);
+    hosts[0].ok(&["pool", "close", "--force", "one"]);
+    hosts[0].ok(&["pool", "open", "one"]);
+    holds(&hosts[0]);
+}
+
+#[test]
+fn a_client_that_leaves_fetches_no_cell() {
+    let folder = shared();
+    let hosts = prepared(folder.path(), "");
+    let first = place(&hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]));
+    let second = place(&hosts[1].json(&["cell", "standby", "--nbd", "local/one", "data"]));
+    // One that waits for its handshake's end only, and one that rests at a worker.
+    connect(&second).disconnect().unwrap();
+    let mut rests = connect(&first);
+    rests.write(0, &pattern(BLOCK, 1), false).unwrap();
+    let mut there = connect(&second);
+    there.read(0, &mut vec![0; BLOCK]).unwrap();
+    rests.disconnect().unwrap();
+    // Another request shows that both daemons had the time to see it.
+    for _ in 0..50 {
+        there.read(0, &mut vec![0; BLOCK]).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(state(&hosts[1]).0, "open");
+    assert!(!hosts[1].log().contains("was handed over"), "{}", hosts[1].log());
+}
+
+#[test]
+fn a_volume_or_cell_that_is_gone_is_on_standby_no_more() {
+    let folder = shared();
+    let hosts = prepared(folder.path(), "");
+    hosts[0].ok(&["add", "kept", "--pool", "one", "--size", "8M", "--nbd"]);
+    let second = place(&hosts[1].json(&["cell", "standby", "--nbd", "local/one", "data"]));
+    hosts[1].ok(&["cell", "standby", "--nbd", "local/one", "kept"]);
+    hosts[0].ok(&["del", "--force", "--yes", "data", "--pool", "one"]);
+    hosts[1].ok(&["cell", "handover", "local/one"]);
+    let options = ConnectOptions::default();
+    Client::connect(&second.parse().unwrap(), &options).unwrap_err();
+    // The rest of the cell can still be handed over.
+    hosts[0].ok(&["cell", "handover", "local/one"]);
+    assert_eq!(state(&hosts[1]), ("elsewhere".to_owned(), json!(["kept"])));
+    let (_, problem) = hosts[0].failure(&["pool", "rename", "one", "other"]);
+    assert!(problem.contains("has the same name on all hosts"), "{problem}");
+    let mut client = connect(&second.replace("data", "kept"));
+    hosts[0].ok(&["cell", "delete", "--force", "--yes", "local/one"]);
+    client.read(0, &mut vec![0; BLOCK]).unwrap_err();
+    wait_until("the attachment is gone", || hosts[1].log().contains("on standby no more"));
+}
+
+#[test]
 fn mistakes_change_nothing() {
     let folder = shared();
     let hosts = prepared(folder.path(), "");

@@ -11,6 +11,7 @@ use blockd_engine::stats::{VolumeStats, WorkerStats};
 use blockd_media::error::Error;
 use blockd_serve::FrontendError;
 use blockd_serve::demands::Demands;
+use blockd_serve::nbd::session::{FRONT_BYTES, Next, next_of};
 use blockd_serve::nbd::{Session, Sessions};
 use blockd_serve::worker::{ConnectionInfo, Workers};
 use nix::sys::socket::{MsgFlags, recv};
@@ -19,7 +20,10 @@ use tokio::sync::watch;
 
 /// How long what the clients of a cell have in flight may take to be answered before the cell is
 /// handed over. Requests that wait for space take longer, and then it is not.
-const STANDBY_LIMIT: Duration = Duration::from_secs(10);
+const STANDBY_LIMIT: Duration = Duration::from_secs(5);
+
+/// Between two looks at a client that has sent a part of a request's header.
+const HEADER_PAUSE: Duration = Duration::from_millis(50);
 
 /// The workers, for the control service and for listeners.
 #[derive(Debug)]
@@ -132,14 +136,17 @@ async fn wait(
     let mut client = Some((stream, session));
     let mut has_asked = false;
     loop {
-        let Some((stream, _)) = &client else { return };
+        let Some((stream, session)) = &client else { return };
         tokio::select! {
             // The end of the channel is a change too.
             _ = changed.changed() => match arrive(&workers, &mut client) {
                 Arrival::Done => return,
-                Arrival::Waits(next) => changed = next,
+                Arrival::Waits(next) => {
+                    // The cell was here, and has left again.
+                    (changed, has_asked) = (next, false);
+                }
             },
-            asks = asks(stream), if !has_asked => match asks {
+            asks = asks(stream, session.negotiated.extended), if !has_asked => match asks {
                 true => {
                     has_asked = true;
                     exported.demand();
@@ -150,8 +157,8 @@ async fn wait(
     }
 }
 
-/// Waits until a client has sent something. False when it has left.
-async fn asks(stream: &OwnedFd) -> bool {
+/// Waits until a client has sent a request. False when it has left.
+async fn asks(stream: &OwnedFd, extended: bool) -> bool {
     // It may be a TCP socket: only its readiness is asked for. A worker has it wait again.
     let watched = stream.try_clone().and_then(|copy| {
         let copy = UnixStream::from(copy);
@@ -160,14 +167,23 @@ async fn asks(stream: &OwnedFd) -> bool {
     });
     let Ok(watched) = watched else { return false };
     let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-    let look = || Ok(recv(watched.as_raw_fd(), &mut [0], flags)?);
+    let mut front = [0; FRONT_BYTES];
     loop {
         if watched.readable().await.is_err() {
             return false;
         }
-        match watched.try_io(Interest::READABLE, look) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            received => return received.is_ok_and(|count| count > 0),
+        let mut look = || Ok(recv(watched.as_raw_fd(), &mut front, flags)?);
+        let received = watched.try_io(Interest::READABLE, &mut look);
+        let next = match received {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
+            Err(_) | Ok(0) => return false,
+            Ok(count) => next_of(&front[..count], extended),
+        };
+        match next {
+            Next::Request => return true,
+            Next::Leaves => return false,
+            // The rest of a header is on its way, and the socket stays readable.
+            Next::Unknown => tokio::time::sleep(HEADER_PAUSE).await,
         }
     }
 }

@@ -143,7 +143,15 @@ impl Attachment {
 
     /// Lets clients connect that wait, and those that come.
     pub(super) fn open(&self) {
-        *self.clients.lock() = Clients::Connect;
+        let mut clients = self.clients.lock();
+        if matches!(*clients, Clients::Wait(_)) {
+            *clients = Clients::Connect;
+        }
+    }
+
+    /// Whether no client comes any more.
+    fn has_ended(&self) -> bool {
+        matches!(*self.clients.lock(), Clients::Leave)
     }
 
     /// Whether clients wait.
@@ -331,7 +339,7 @@ impl Attachments {
     /// Lets clients connect again to the volumes of a pool that was closed.
     pub(super) fn renew(&self, pool: &str) {
         for (place, attachment) in self.0.present.write().iter_mut() {
-            if place.0 == pool {
+            if place.0 == pool && attachment.has_ended() {
                 *attachment = Attachment::new(attachment.record.clone());
             }
         }
@@ -387,10 +395,14 @@ impl Change {
         match self {
             Self::Attached(record) => {
                 let place = (record.pool.clone(), record.volume.clone());
-                let former = present.get(&place).filter(|one| one.record.id == record.id);
+                let former = present.get(&place);
                 let attachment = match former {
-                    Some(former) => former.with_record(record),
-                    None => Attachment::new(record),
+                    Some(former) if former.record.id == record.id => former.with_record(record),
+                    former => {
+                        // It was of another volume.
+                        former.into_iter().for_each(|former| former.end());
+                        Attachment::new(record)
+                    }
                 };
                 present.insert(place, attachment)
             }
@@ -399,7 +411,8 @@ impl Change {
                 let attachment = present.remove(&(pool.clone(), former))?;
                 let record = Record { volume: name.clone(), ..attachment.record.clone() };
                 let waits = attachment.waits();
-                present.insert((pool, name), Attachment::of(record, waits));
+                let replaced = present.insert((pool, name), Attachment::of(record, waits));
+                replaced.into_iter().for_each(|replaced| replaced.end());
                 Some(attachment)
             }
         }

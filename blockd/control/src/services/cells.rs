@@ -301,7 +301,6 @@ impl Control {
                 return Err(error);
             }
         };
-        self.serve_waiting(name.as_str()).await;
         let text = format!("cell {name} of volume group {} was taken", shown(&group.name));
         self.events().publish(EventKind::CellTaken, name.as_str(), "", text);
         Ok(v1::TakeCellResponse {

@@ -321,7 +321,18 @@ impl Control {
         };
         let number = record.ublk.and_then(|ublk| ublk.device);
         match blocking(move || Ok(devices.recover(&spec, number))).await? {
-            Ok((_, how)) => Ok(how != Recovered::Served),
+            Ok((_, Recovered::Served)) => Ok(false),
+            Ok((view, _)) => {
+                let ublk = record.ublk.map(|ublk| UblkRecord {
+                    device: view.number,
+                    mark: view.ready_mark,
+                    ..ublk
+                });
+                if ublk != record.ublk {
+                    self.0.attachments.add(Record { ublk, ..record }).await?;
+                }
+                Ok(true)
+            }
             Err(error) => {
                 let name = shown(&record.volume);
                 let text = format!("the device of volume {name} on standby fails: {error}");

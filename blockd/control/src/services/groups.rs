@@ -470,8 +470,10 @@ impl Control {
     /// The part of the start that is about one group.
     async fn enter_group(&self, group: &Arc<Group>) {
         self.look_at_membership(group).await;
+        let member = group.member();
+        let has_other_address = member.address != self.0.options.hosts.published();
         if !group.is_lost()
-            && !group.member().is_registered()
+            && (!member.is_registered() || has_other_address)
             && let Err(error) = self.join_group(group).await
         {
             tracing::info!(group = group.name, %error, "the group is not used yet");

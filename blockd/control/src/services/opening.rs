@@ -194,6 +194,7 @@ impl Control {
         let opened = state.clone();
         let known = Known { config: config.clone(), state, reason };
         self.0.pools.write().insert(config.name.clone(), known);
+        self.serve_waiting(&config.name).await;
         // The pools that were known when the daemon began to stop are closed by that.
         if self.0.stopping.load(Ordering::SeqCst)
             && let Ok(handle) = opened
@@ -344,6 +345,7 @@ impl Control {
         self.keep_space(&handle, config);
         let known = Known { config: config.clone(), state: Ok(handle.clone()), reason: "" };
         self.0.pools.write().insert(config.name.clone(), known);
+        self.serve_waiting(&config.name).await;
         // A crash may have left the note of an earlier pool of this name.
         self.note_open(&config.name).await?;
         Ok(handle)

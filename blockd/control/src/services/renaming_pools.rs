@@ -117,6 +117,10 @@ impl Control {
             let problem = "was renamed too often since it was opened: close it and open it first";
             return Err(Error::in_use(format!("pool {}", shown(former)), problem));
         }
+        if pool.devices().iter().any(|device| self.is_in_cell(&device.path)) {
+            let problem = "is a cell's, which has the same name on all hosts";
+            return Err(Error::in_use(format!("pool {}", shown(former)), problem));
+        }
         let _renaming = self.0.renaming.lock().await;
         // Crashes may have left the notes of earlier pools of these names.
         for name in [former, name] {

@@ -2,16 +2,17 @@
 //! the first one has that host asked for the cell, which closes it in order and becomes the one on
 //! standby (H6, H14, H16 of `docs/HOSTS.md`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blockd_api::v1;
 use blockd_engine::pool::{PoolHandle, VolumeId};
-use blockd_hosts::{CellName, Holder, HostNumber};
+use blockd_hosts::{Cell, CellName, Holder, HostNumber};
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::clock::Clock;
-use blockd_media::error::{Error, shown};
+use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::units::{from_wire, to_wire};
 use parking_lot::Mutex;
 use tonic::Status;
@@ -25,6 +26,8 @@ use super::{Control, EventKind, Known, blocking, hex};
 /// A cell stays for at least this long with the host that has fetched it, and that host has as long
 /// to take it: two hosts whose clients both write would only hand it to and fro.
 const LEAST_STAY: Duration = Duration::from_secs(2);
+/// How long a cell whose requests did not end is not parked again for another host.
+const BUSY_PAUSE: Duration = Duration::from_mins(1);
 /// Between two tries to fetch a cell that clients wait for; at most this, after the first ones.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -38,12 +41,14 @@ pub(super) struct Standbys {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Pools that are being fetched.
-    fetched: BTreeSet<[u8; 16]>,
+    /// Pools that are being fetched, and whether they were asked for since.
+    fetched: BTreeMap<[u8; 16], bool>,
     /// When each pool in a cell was opened.
     opened: BTreeMap<String, Duration>,
     /// When each was handed over.
     handed: BTreeMap<String, Duration>,
+    /// When each could not be, as requests did not end.
+    busy: BTreeMap<String, Duration>,
 }
 
 impl Default for Standbys {
@@ -269,13 +274,21 @@ impl Control {
         if found.holder != Holder::This {
             return Ok(false);
         }
+        if self.0.stopping.load(Ordering::SeqCst) {
+            return Err(Error::in_use(format!("cell {name}"), "is on a daemon that ends"));
+        }
         match self.pool_in(&found) {
-            Some(known) => self.close_for_another(&group, &name, known).await?,
+            Some(known) if known.is_closed() => {
+                self.refuse_unclosed(&group, &found).await?;
+                self.forget_but_attachments(&known.config.name).await?;
+            }
+            Some(known) => self.close_for_another(&group, &found, known).await?,
             // It was closed, and is held.
             None => self.refuse_unclosed(&group, &found).await?,
         }
         let cell = name.clone();
         self.coordinate(&group, move |leases| leases.release(&cell)).await?;
+        self.note_handed(name.as_str(), true);
         let text = format!(
             "cell {name} of volume group {} was handed over to host {}",
             shown(&group.name),
@@ -288,19 +301,31 @@ impl Control {
     async fn close_for_another(
         &self,
         group: &Group,
-        name: &CellName,
+        cell: &Cell,
         known: Known,
     ) -> Result<(), Error> {
         let pool = known.config.name.clone();
         let _name = self.0.making_pools.lock(&pool).await;
         let handle = self.pool(&pool)?;
+        let busy = || {
+            let problem = "has requests that do not end, for want of space perhaps: it stays";
+            Error::in_use(format!("cell {}", cell.name), problem)
+        };
+        if self.was_busy(&pool) {
+            return Err(busy());
+        }
         self.await_stay(&pool).await;
         let all: Vec<_> = handle.mapper().summaries().into_iter().map(|one| one.name).collect();
         let _volumes = self.lock_all(&handle, &all).await;
         let attached = self.0.attachments.of_pool(&pool);
         self.refuse_mounted(&handle, &attached).await?;
         for one in &attached {
-            let volume = super::volumes::existing(&handle, &one.record.volume)?;
+            let volume = super::volumes::find(&handle, &one.record.volume);
+            let volume = volume.filter(|volume| one.record.is_of(&handle, volume.id));
+            let Some(volume) = volume else {
+                self.drop_standby(&one.record).await?;
+                continue;
+            };
             let standby = StandbyRecord {
                 group: group.name.clone(),
                 size: volume.size,
@@ -324,10 +349,21 @@ impl Control {
         };
         if !self.0.data_path.stand_by(handle.id()).await {
             go_on();
-            let problem = "has requests that do not end, for want of space perhaps: it stays";
-            return Err(Error::in_use(format!("cell {name}"), problem));
+            self.note_busy(&pool);
+            return Err(busy());
         }
-        if let Err(error) = self.close_parked(&known, &handle).await {
+        // Since the first look one may have been mounted.
+        if let Err(error) = self.refuse_mounted(&handle, &attached).await {
+            self.0.data_path.serve(handle.id()).await;
+            go_on();
+            return Err(error);
+        }
+        let closed = match self.close_parked(&known, &handle).await {
+            // A pool that has failed meanwhile is not closed (H6).
+            Ok(()) => self.refuse_unclosed(group, cell).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = closed {
             // Its clients get errors, and not silence.
             go_on();
             for volume in handle.mapper().summaries() {
@@ -335,9 +371,7 @@ impl Control {
             }
             return Err(error);
         }
-        self.forget_but_attachments(&pool).await?;
-        self.note_handed(&pool, true);
-        Ok(())
+        self.forget_but_attachments(&pool).await
     }
 
     /// Notes that a cell is being handed over from now on, or stays.
@@ -348,6 +382,19 @@ impl Control {
             true => drop(state.handed.insert(pool.to_owned(), standby.clock.elapsed())),
             false => drop(state.handed.remove(pool)),
         }
+    }
+
+    /// Notes that requests to a cell did not end when it was asked for.
+    fn note_busy(&self, pool: &str) {
+        let standby = &self.0.standby;
+        standby.state.lock().busy.insert(pool.to_owned(), standby.clock.elapsed());
+    }
+
+    /// Whether that was a moment ago: its clients are not to wait each time that it is asked for.
+    fn was_busy(&self, pool: &str) -> bool {
+        let standby = &self.0.standby;
+        let since = standby.state.lock().busy.get(pool).copied();
+        since.is_some_and(|since| standby.clock.elapsed().saturating_sub(since) < BUSY_PAUSE)
     }
 
     /// Waits until the host that has asked for a cell has had the time to take it.
@@ -392,24 +439,33 @@ impl Control {
         .await
     }
 
-    /// A cell came to this host and its pool is open: clients on standby go on.
+    /// A pool was opened: where it is a cell's, clients on standby go on.
     pub(super) async fn serve_waiting(&self, name: &str) {
         let Ok(handle) = self.pool(name) else { return };
+        let on_standby = |one: &Arc<Attachment>| one.record.standby.is_some();
+        if !self.0.attachments.of_pool(name).iter().any(on_standby) {
+            return;
+        }
         let standby = &self.0.standby;
         standby.state.lock().opened.insert(name.to_owned(), standby.clock.elapsed());
         self.note_handed(name, false);
-        let attached = self.0.attachments.of_pool(name);
-        if attached.iter().all(|one| one.record.standby.is_none()) {
-            return;
+        for one in self.0.attachments.of_pool(name).into_iter().filter(on_standby) {
+            let followed = match one.record.name_now(&handle) {
+                Some(now) => self.follow_renamed(&one.record, now).await,
+                // It was deleted on the other host.
+                None => self.drop_standby(&one.record).await,
+            };
+            if let Err(error) = followed {
+                tracing::warn!(volume = one.record.volume, %error, "an attachment is out of date");
+            }
         }
         self.0.data_path.serve(handle.id()).await;
-        for one in attached {
-            let (record, is_served) = (&one.record, one.waits());
-            let volume = super::volumes::find(&handle, &record.volume);
-            let volume = volume.filter(|volume| record.is_of(&handle, volume.id));
+        for one in self.0.attachments.of_pool(name).into_iter().filter(on_standby) {
+            let record = &one.record;
             one.open();
+            let volume = super::volumes::find(&handle, &record.volume);
             let Some((volume, standby)) = volume.zip(record.standby.as_ref()) else { continue };
-            if is_served && volume.size != standby.size {
+            if volume.size != standby.size {
                 // It was resized on the other host.
                 let shown = self.resize_device(&handle, volume.id, volume.size).await;
                 if let Err(error) = shown {
@@ -419,31 +475,69 @@ impl Control {
         }
     }
 
+    /// Has an attachment follow its volume, which was renamed on the other host.
+    async fn follow_renamed(&self, record: &Record, name: String) -> Result<(), Error> {
+        if name == record.volume {
+            return Ok(());
+        }
+        let place = (record.pool.clone(), record.volume.clone());
+        self.0.attachments.rename(place, VolumeId(record.id), name).await.map(drop)
+    }
+
     /// Fetches cells that clients of this host wait for. To be run for as long as the daemon is.
     pub async fn fetch_wanted_cells(self) {
         let demands = self.0.data_path.demands();
         loop {
             let pool = demands.next().await;
-            if !self.0.standby.state.lock().fetched.insert(pool) {
-                continue;
+            {
+                let mut state = self.0.standby.state.lock();
+                if let Some(again) = state.fetched.get_mut(&pool) {
+                    *again = true;
+                    continue;
+                }
+                state.fetched.insert(pool, false);
             }
             let control = self.clone();
-            tokio::spawn(async move {
-                control.fetch_cell(pool).await;
-                control.0.standby.state.lock().fetched.remove(&pool);
-            });
+            tokio::spawn(async move { control.fetch_while_asked(pool).await });
         }
     }
 
-    /// Asks for a cell until it is here, or no client waits for it (H16).
+    /// Fetches a cell, and again if it was asked for meanwhile.
+    async fn fetch_while_asked(&self, pool: [u8; 16]) {
+        loop {
+            self.fetch_cell(pool).await;
+            let mut state = self.0.standby.state.lock();
+            // It may have been asked for since.
+            if !state.fetched.get_mut(&pool).is_some_and(std::mem::take) {
+                state.fetched.remove(&pool);
+                return;
+            }
+        }
+    }
+
+    /// A client asks for a pool that is open, as it did at the last moment before. Not while it is
+    /// handed over: then it asks again.
+    async fn serve_open(&self, record: &Record, pool: [u8; 16]) {
+        let Some(standby) = record.standby.as_ref() else { return };
+        let (Ok(group), Ok(name)) = (self.group(&standby.group), cell_name(&record.pool)) else {
+            return;
+        };
+        let _one = self.lock_cell(&group, &name).await;
+        if self.pool(&record.pool).is_ok_and(|handle| handle.id() == pool) {
+            self.0.data_path.serve(pool).await;
+        }
+    }
+
+    /// Asks for a cell until it is here (H16).
     async fn fetch_cell(&self, pool: [u8; 16]) {
         let (id, mut pause, mut reported) = (hex(&pool), FIRST_PAUSE, String::new());
-        loop {
-            let all = self.0.attachments.list();
-            let waiting = all.into_iter().find(|one| one.record.pool_id == id && one.waits());
-            let Some(waiting) = waiting else {
-                // It is open: a client may have asked at the last moment before.
-                self.0.data_path.serve(pool).await;
+        while !self.0.stopping.load(Ordering::SeqCst) {
+            let mut all = self.0.attachments.list();
+            all.retain(|one| one.record.pool_id == id);
+            let Some(waiting) = all.iter().find(|one| one.waits()) else {
+                if let Some(one) = all.first() {
+                    self.serve_open(&one.record, pool).await;
+                }
                 return;
             };
             let record = &waiting.record;
@@ -456,8 +550,14 @@ impl Control {
                 handover: true,
                 ..Default::default()
             };
-            let Err(error) = self.take_cell(request).await else { continue };
-            let problem = error.to_string();
+            let problem = match self.take_cell(request).await {
+                Ok(_) if !waiting.waits() => continue,
+                Ok(_) => "its pool is open, and does not have the volume".to_owned(),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    return self.give_up(&all, &error).await;
+                }
+                Err(error) => error.to_string(),
+            };
             if problem != reported {
                 let text = format!("clients wait for cell {}: {problem}", record.pool);
                 self.events().publish(EventKind::CellAwaited, &record.pool, "", text);
@@ -466,6 +566,34 @@ impl Control {
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
+    }
+
+    /// The cell of these attachments is gone: its clients get errors.
+    async fn give_up(&self, attached: &[Arc<Attachment>], error: &Error) {
+        for one in attached {
+            let (pool, volume) = (&one.record.pool, &one.record.volume);
+            let text = format!("volume {} is on standby no more: {error}", shown(volume));
+            self.events().publish(EventKind::VolumeDetached, pool, volume, text);
+            if let Err(error) = self.drop_standby(&one.record).await {
+                tracing::warn!(pool, volume, %error, "an attachment stays");
+            }
+        }
+    }
+
+    /// Ends an attachment whose volume or cell is gone, with its device.
+    async fn drop_standby(&self, record: &Record) -> Result<(), Error> {
+        if let (Some(devices), Some(spec)) =
+            (self.ublk().map(Arc::clone), super::devices::standby_spec(record))
+        {
+            let number = record.ublk.and_then(|ublk| ublk.device);
+            blocking(move || devices.detach(&spec, number, true).map_err(device_error)).await?;
+        }
+        let place = (record.pool.clone(), record.volume.clone());
+        self.0.attachments.remove(vec![place]).await?;
+        if let Some(id) = pool_id(record) {
+            self.0.data_path.close_volume(id, VolumeId(record.id)).await;
+        }
+        Ok(())
     }
 
     /// Volumes of a cell that are attached here and wait for it.

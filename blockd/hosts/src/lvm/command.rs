@@ -14,6 +14,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Reports of 2,000 logical volumes, of some 400 bytes each, with room.
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
 
+/// Commands that look for physical volumes on all block devices.
+const READERS: [&str; 7] =
+    ["vgs", "lvs", "vgchange", "lvchange", "lvcreate", "lvextend", "lvremove"];
+/// Keeps them off this daemon's own devices: a read of one on standby would wait for the cell that
+/// the command is to take.
+const NOT_OURS: &str = r#"devices/filter=["r|^/dev/ublkb|","r|^/dev/blockd/|"]"#;
+
 /// Runs a program with these words.
 type Run = dyn Fn(&str, &[&str]) -> Result<Ended, program::ProgramError> + Send + Sync;
 
@@ -31,7 +38,11 @@ impl Default for Commands {
         Self::new(|name, words| {
             let mut command = Command::new(name);
             // Messages are matched by their words.
-            command.args(words).env("LC_ALL", "C").env("LVM_SUPPRESS_FD_WARNINGS", "1");
+            command.args(words);
+            if READERS.contains(&name) {
+                command.args(["--config", NOT_OURS]);
+            }
+            command.env("LC_ALL", "C").env("LVM_SUPPRESS_FD_WARNINGS", "1");
             let kept = Kept { bytes: MAX_OUTPUT_BYTES, together: false };
             program::run(command.current_dir("/"), kept, LIMIT)
         })

@@ -24,6 +24,12 @@ pub struct Header {
 }
 
 impl Header {
+    /// Whether the client leaves.
+    #[must_use]
+    pub const fn is_disconnect(&self) -> bool {
+        self.kind == cmd::DISC
+    }
+
     /// The fields that its reply has to repeat.
     #[must_use]
     #[inline]

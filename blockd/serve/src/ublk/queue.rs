@@ -215,6 +215,7 @@ impl Queue {
             self.leaving = Some((volume, flow));
         }
         self.served = self.served.or_else(|| self.leaving.take());
+        self.fails = false;
         self.resume(context);
         true
     }

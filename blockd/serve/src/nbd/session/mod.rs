@@ -31,6 +31,7 @@ pub use self::deadlines::{Deadlines, Overdue};
 use self::input::Input;
 use self::job::{Job, Payload};
 use self::standby::Standby;
+pub use self::standby::{FRONT_BYTES, Next, next_of};
 
 /// A payload of which this much is still to come is received into its buffer directly; less is
 /// received together with what follows it.
@@ -132,6 +133,8 @@ pub struct Connection {
     held: bool,
     /// Whether requests wait for the volume.
     standby: Standby,
+    /// And one has come since.
+    has_next: bool,
     /// The client sends no more requests.
     input_has_ended: bool,
     /// Its requests were cancelled, as no client reads the answers.
@@ -224,6 +227,7 @@ impl Connection {
             blocked: false,
             held: false,
             standby: Standby::default(),
+            has_next: false,
             input_has_ended: false,
             is_abandoned: false,
             is_closed: false,

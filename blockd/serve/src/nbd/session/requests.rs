@@ -58,10 +58,12 @@ impl Connection {
         if self.payload.is_some() {
             return self.take_payload(context);
         }
+        let mut bytes = [0; EXTENDED_HEADER_BYTES];
         if self.stands_by() {
+            let len = self.input.front(context.ring, &mut bytes);
+            self.look_at_next(&bytes[..len], context);
             return false;
         }
-        let mut bytes = [0; EXTENDED_HEADER_BYTES];
         let len = self.input.front(context.ring, &mut bytes);
         match parse(&bytes[..len], self.agreed.extended) {
             Parsed::Need(_) => false,

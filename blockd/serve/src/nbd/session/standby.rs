@@ -3,6 +3,7 @@
 
 use blockd_engine::schedule::Owner;
 use blockd_engine::volume::VolumeRef;
+use blockd_nbd::codec::request::{EXTENDED_HEADER_BYTES, Parsed, parse};
 
 use super::{Connection, Context, Phase};
 
@@ -16,6 +17,30 @@ pub(super) enum Standby {
     Ending,
     /// The volume was let go.
     Yes,
+}
+
+/// So much that a client has sent says what comes next.
+pub const FRONT_BYTES: usize = EXTENDED_HEADER_BYTES;
+
+/// The next thing that a client says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Too little was received.
+    Unknown,
+    Request,
+    /// The client disconnects, or sends no request.
+    Leaves,
+}
+
+/// Reads the next thing that a client says from the first bytes of it.
+#[must_use]
+pub fn next_of(front: &[u8], extended: bool) -> Next {
+    match parse(front, extended) {
+        Parsed::Need(_) => Next::Unknown,
+        Parsed::BadMagic(_) => Next::Leaves,
+        Parsed::Header(header, _) if header.is_disconnect() => Next::Leaves,
+        Parsed::Header(..) => Next::Request,
+    }
 }
 
 impl Connection {
@@ -39,17 +64,28 @@ impl Connection {
     }
 
     /// Whether nothing is to be received: the rest of a request that was begun is, and so is the
-    /// first part of the next one, which shows that the client waits.
+    /// header of the next one, which shows that the client waits.
     #[inline]
     pub(super) fn awaits_volume(&self) -> bool {
         let is_begun = self.payload.is_some() || self.skip > 0;
-        self.stands_by() && !is_begun && self.input.available() > 0
+        self.stands_by() && !is_begun && self.has_next
     }
 
     /// Whether its client waits for the volume.
     #[must_use]
     pub fn has_demand(&self) -> bool {
-        self.rests() && self.phase == Phase::Open && self.input.available() > 0
+        self.rests() && self.phase == Phase::Open && self.has_next
+    }
+
+    /// Looks at the front of what was received while requests wait: a client that leaves does not
+    /// wait for the volume.
+    #[cold]
+    pub(super) fn look_at_next(&mut self, front: &[u8], context: &mut Context<'_>) {
+        match next_of(front, self.agreed.extended) {
+            Next::Unknown => {}
+            Next::Request => self.has_next = true,
+            Next::Leaves => self.leave(context),
+        }
     }
 
     /// Lets go of the volume once no request is with it. True when it has.
@@ -96,6 +132,7 @@ impl Connection {
             (self.volume, self.flow) = (volume, flow);
         }
         self.standby = Standby::No;
+        self.has_next = false;
         self.received_at = context.executor.now();
         self.take_requests(context);
         true

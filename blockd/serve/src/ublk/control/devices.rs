@@ -359,7 +359,7 @@ impl Devices {
                 seat.begin("a look at who uses it");
                 kit.unused(number)?;
             }
-            if force {
+            if force || spec.stands_by {
                 kit.host.fail_waiting(number);
             }
             kit.take_down(seat, force)?;

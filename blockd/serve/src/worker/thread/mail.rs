@@ -132,7 +132,11 @@ impl WorkerThread {
         self.shown.queues.lock().push(spec.device);
         let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
         let (queues, load) = (&self.shown.queues, &self.parts.load);
+        let pool = spec.pool;
         self.queues.start(spec, volume, answer, (queues, load), &mut context);
+        if self.standing.iter().any(|one| one.pool == pool) {
+            self.queues.stand_by(pool);
+        }
     }
 
     fn connect(&mut self, stream: OwnedFd, session: Session<Target>) {

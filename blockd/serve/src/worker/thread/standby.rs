@@ -1,5 +1,6 @@
 //! Clients of a pool that is open on another host, or about to be: they stay, and wait.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -19,7 +20,10 @@ impl WorkerThread {
     /// The places of connections to a pool's volumes.
     fn places_of(&self, pool: [u8; 16]) -> Vec<usize> {
         let shown = self.shown.connections.lock();
-        let is_of = |id: u64| shown.iter().any(|(other, info)| *other == id && info.pool == pool);
+        let of_pool = shown.iter().filter(|(_, info)| info.pool == pool);
+        let ids: BTreeSet<u64> = of_pool.map(|(id, _)| *id).collect();
+        drop(shown);
+        let is_of = |id: u64| ids.contains(&id);
         let all = self.connections.iter().enumerate();
         all.filter_map(|(at, one)| Some((at, one.as_ref()?.id)))
             .filter(|&(_, id)| is_of(id))
@@ -42,9 +46,6 @@ impl WorkerThread {
     /// Lets go of the volumes of pools whose clients are to wait.
     pub(super) fn rest(&mut self) {
         for one in 0..self.standing.len() {
-            if self.standing[one].answer.is_none() {
-                continue;
-            }
             let pool = self.standing[one].pool;
             let mut all = true;
             for at in self.places_of(pool) {
