@@ -40,6 +40,7 @@ mutations! {
     GrantNotFlushed, "H9a", "space is used before the directory is durable";
     SizeFirst, "H9b", "the superblock has the new size before the directory";
     UseEarly, "H9c", "space is used before the superblock with the new size is durable";
+    GrantUnchecked, "H9d", "a grant counts after the flush, though the array has lost it before";
     CachedCell, "H10a", "a cell is opened again from memory";
     CachedDirectory, "H10b", "space is granted from a directory in memory";
     AwayStops, "H12a", "an open cell does not serve while the coordinator is away";

@@ -120,8 +120,13 @@ impl World {
         }
         let directory = self.array.directory.cached;
         self.hosts[h].directory = directory;
-        self.set_table(h, c, &directory);
-        self.hosts[h].cells[c].growth = Growth::Release;
+        let granted = self.set_table(h, c, &directory);
+        let is_trusted = self.without == Mutation::GrantUnchecked;
+        let cell = &mut self.hosts[h].cells[c];
+        // The array may have lost the grant before the flush, in a restart that another command
+        // has met: then it is written again (H15).
+        let is_there = is_trusted || granted > cell.units;
+        cell.growth = if is_there { Growth::Release } else { Growth::Directory };
         true
     }
 
