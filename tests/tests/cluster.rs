@@ -61,16 +61,21 @@ fn a_wrong_answer_ends_a_replay() {
     let sequence = native().into_iter().find(|one| one.name == "group-snapshot").unwrap();
     let path = tools::workspace_root().join("tests/cluster/group-snapshot.jsonl");
     let text = std::fs::read_to_string(path).unwrap();
-    for (right, wrong) in [
-        ("\"capacity_bytes\":67108864", "\"capacity_bytes\":67108865"),
-        ("\"code\":\"OK\"", "\"code\":\"NOT_FOUND\""),
-        ("\"count\":0", "\"count\":1"),
+    for (right, wrong, problem) in [
+        (
+            "\"capacity_bytes\":67108864",
+            "\"capacity_bytes\":67108865",
+            "capacity_bytes is 67108864, not 67108865",
+        ),
+        ("\"code\":\"OK\"", "\"code\":\"NOT_FOUND\"", "it ended with OK, not NOT_FOUND"),
+        ("\"count\":0", "\"count\":1", "the daemon has [], not 1"),
     ] {
         assert!(text.contains(right), "{right}");
         let text = text.replace(right, wrong);
         let changed = Sequence::parse("wrong", &text).unwrap();
         assert_eq!(changed.calls(), sequence.calls());
-        assert!(Replay::new(&mut rig).unwrap().run(&changed).is_err(), "{wrong}");
+        let error = Replay::new(&mut rig).unwrap().run(&changed).unwrap_err();
+        assert!(format!("{error:#}").contains(problem), "{error:#}");
     }
 }
 

@@ -3,8 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a failure fails the test")]
 
+use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -157,12 +159,31 @@ impl Nodes {
     }
 
     fn command(&self, words: &[&str]) -> Command {
+        self.command_by(&self.receiver.address, &tools::blockd().unwrap(), words)
+    }
+
+    /// With another receiver, or another program that sends.
+    fn command_by(&self, receiver: &str, program: &Path, words: &[&str]) -> Command {
         let mut command = Command::new(tools::blockd_csi().unwrap());
-        command.args(["move", "--json", "--to-node", "node-b", "--pv"]).arg(self.pv());
-        command.args(["--receiver", &self.receiver.address]);
+        command.args(["move", "--json", "--from-node", "node-a", "--to-node", "node-b"]);
+        command.arg("--pv").arg(self.pv());
+        command.args(["--receiver", receiver]);
         command.arg("--blockd-socket").arg(self.here.daemon.control_socket());
-        command.arg("--blockd").arg(tools::blockd().unwrap()).args(words);
+        command.arg("--blockd").arg(program).args(words);
         command
+    }
+
+    /// A program that sends, and attaches the volume before it ends.
+    fn program_that_attaches(&self) -> PathBuf {
+        let path = self.folder.path().join("blockd");
+        let (blockd, socket) = (tools::blockd().unwrap(), self.here.daemon.control_socket());
+        let (blockd, socket) = (blockd.display(), socket.display());
+        let text = format!(
+            "#!/bin/sh\nset -e\n{blockd} \"$@\"\n{blockd} --socket {socket} attach {NAME} >&2\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        path
     }
 
     fn run(&self, words: &[&str]) -> Output {
@@ -176,9 +197,11 @@ impl Nodes {
     }
 
     fn refused(&self, words: &[&str]) -> String {
-        let output = self.run(words);
-        assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        refused(&mut self.command(words))
+    }
+
+    fn names_here(&self) -> Vec<String> {
+        self.here.control().unwrap().names().unwrap()
     }
 
     /// Names of the volumes there, hidden ones too.
@@ -190,6 +213,12 @@ impl Nodes {
         let here = content(&self.here.daemon, self.folder.path());
         assert!(here == content(&self.there.daemon, self.folder.path()), "other bytes");
     }
+}
+
+fn refused(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn content(daemon: &Daemon, folder: &Path) -> Vec<u8> {
@@ -231,10 +260,14 @@ fn a_move_that_was_cut_off_goes_on_and_its_source_goes_last() {
     let spec = &answer["persistent_volume"]["spec"];
     let node = &spec["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0];
     assert_eq!((&spec["csi"]["volumeHandle"], &node["values"][0]), (&ID.into(), &"node-b".into()));
-    // What was written since goes as well.
+    // Later writes go as well, but not by the command that deletes.
     nodes.write(5, 2);
     nodes.detach();
-    assert!(nodes.refused(&["--sent"]).contains("was written since it was sent"));
+    let there = nodes.names_there();
+    for word in ["--sent", "--delete-source"] {
+        assert!(nodes.refused(&[word]).contains("was written since it was sent"), "{word}");
+    }
+    assert_eq!(nodes.names_there(), there);
     assert_eq!(nodes.ok(&[])["changed"], true);
     nodes.assert_same();
     finish(&nodes, answer["configure"].as_str().unwrap());
@@ -264,7 +297,7 @@ fn finish(nodes: &Nodes, configure: &str) {
     nodes.assert_same();
     let answer = nodes.ok(&["--delete-source"]);
     assert_eq!((&answer["changed"], &answer["source_deleted"]), (&false.into(), &true.into()));
-    assert!(nodes.here.control().unwrap().names().unwrap().is_empty());
+    assert!(nodes.names_here().is_empty());
     assert!(before == content(&nodes.there.daemon, nodes.folder.path()));
     let again = nodes.ok(&["--delete-source"]);
     assert_eq!(again["persistent_volume"], answer["persistent_volume"]);
@@ -272,26 +305,69 @@ fn finish(nodes: &Nodes, configure: &str) {
     assert!(nodes.refused(&[]).contains("volume default/csi.pvc-1 does not exist"));
 }
 
+/// Then the receiver can't confirm that it has what was sent, and the source goes by hand.
+#[test]
+fn a_source_whose_copy_was_used_already_is_kept() {
+    let nodes = Nodes::start();
+    nodes.write(0, 2);
+    nodes.detach();
+    nodes.ok(&[]);
+    // A pod comes here between the receiver's answer and the deletion.
+    let (receiver, program) = (&nodes.receiver.address, nodes.program_that_attaches());
+    let error = refused(&mut nodes.command_by(receiver, &program, &["--delete-source"]));
+    assert!(error.contains("volume default/csi.pvc-1 is attached"), "{error}");
+    nodes.detach();
+    let there = &nodes.there.daemon;
+    there.cli(&["attach", NAME]).unwrap();
+    let unconfirmed = || {
+        let error = nodes.refused(&["--delete-source"]);
+        assert!(error.contains("is not confirmed by the receiver: "), "{error}");
+        assert!(error.contains("delete it here by `blockd del`"), "{error}");
+    };
+    let mut client = there.connect(NAME).unwrap();
+    unconfirmed();
+    client.write(0, &[1; 4096]).unwrap();
+    client.flush().unwrap();
+    drop(client);
+    there.cli(&["detach", NAME]).unwrap();
+    unconfirmed();
+    let mut names = nodes.names_here();
+    assert_eq!(names.len(), 2, "{names:?}");
+    // The volume first, as in KUBERNETES.md.
+    names.sort();
+    for name in names {
+        nodes.here.daemon.cli(&["del", &format!("default/{name}"), "--yes"]).unwrap();
+    }
+    assert!(nodes.refused(&[]).contains("volume default/csi.pvc-1 does not exist"));
+}
+
 #[test]
 fn objects_that_cannot_be_moved_are_refused() {
     let nodes = Nodes::start();
+    let named = format!("{}/other", nodes.receiver.address);
+    let program = tools::blockd().unwrap();
+    let error = refused(&mut nodes.command_by(&named, &program, &[]));
+    assert!(error.contains("--receiver is ") && error.contains("without a name"), "{error}");
     let error = nodes.refused(&["--to-pool", "a/b"]);
-    let refused = |pv: &Value, words: &[&str]| {
+    let refused_of = |pv: &Value, from: &str, words: &[&str]| {
         let path = nodes.folder.path().join("other.json");
         std::fs::write(&path, pv.to_string()).unwrap();
         let mut command = Command::new(tools::blockd_csi().unwrap());
         command.args(["move", "--to-node", "node-a", "--receiver", "tcp://127.0.0.1:1", "--pv"]);
-        let output = command.arg(&path).args(words).output().unwrap();
-        assert!(!output.status.success());
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        refused(command.arg(&path).args(["--from-node", from]).args(words))
     };
     assert!(error.contains("--to-pool is "), "{error}");
     let pv = persistent_volume("pvc-1", ID, "node-a");
-    let error = refused(&pv, &[]);
+    let error = refused_of(&pv, "node-b", &[]);
     assert!(error.contains("pvc-1 is on node node-a already"), "{error}");
     let foreign = persistent_volume("pvc-1", "default/by-hand", "node-b");
-    assert!(refused(&foreign, &[]).contains("volumeHandle default/by-hand, which is no volume"));
-    assert!(refused(&pv, &["--driver-name", "other.io"]).contains("of driver csi.blockd.io"));
+    let error = refused_of(&foreign, "node-b", &[]);
+    assert!(error.contains("volumeHandle default/by-hand, which is no volume"), "{error}");
+    // It was moved before: the copy that stayed here is older.
+    let error = refused_of(&foreign, "node-c", &[]);
+    assert!(error.contains("pvc-1 is not on node node-c of --from-node"), "{error}");
+    let other = refused_of(&pv, "node-a", &["--driver-name", "other.io"]);
+    assert!(other.contains("of driver csi.blockd.io"), "{other}");
     let list = serde_json::json!({ "kind": "List", "items": [pv] });
-    assert!(refused(&list, &[]).contains("an object of kind List"));
+    assert!(refused_of(&list, "node-a", &[]).contains("an object of kind List"));
 }

@@ -1,6 +1,6 @@
 //! The messages in a body of gRPC, gathered from the bytes that pass.
 
-/// Bytes of a body that are kept: the plugin's limit of a request. What lies beyond is counted.
+/// Bytes of a body that are kept: the plugin's limit of a request. Later bytes are counted.
 const KEPT_BYTES: usize = 4 << 20;
 
 /// Bytes in front of a message: whether it is compressed, and its length.

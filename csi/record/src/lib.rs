@@ -18,7 +18,6 @@ pub mod schema;
 mod socket;
 
 use std::future::Future;
-use std::io;
 use std::sync::Arc;
 
 use blockd_csi_base::error::Invalid;
@@ -35,14 +34,6 @@ pub enum Error {
     /// An option is out of range.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The operating system refused.
-    #[error("cannot {what}: {source}")]
-    Io {
-        /// The failed operation, and its object.
-        what: String,
-        /// The answer.
-        source: io::Error,
-    },
     /// The proxy's server failed.
     #[error("cannot serve on --listen: {0}")]
     Serve(#[from] tonic::transport::Error),
@@ -52,7 +43,7 @@ pub enum Error {
 /// version.
 ///
 /// # Errors
-/// An option is wrong, or the recording can't be written.
+/// An option is wrong, or the server failed.
 pub async fn serve(
     options: &Options,
     program: &str,

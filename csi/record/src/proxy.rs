@@ -9,7 +9,7 @@ use axum::Router;
 use axum::extract::Request;
 use axum::response::Response;
 use blockd_csi_base::grpc::parse_timeout;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
@@ -119,7 +119,7 @@ impl Proxy {
         let is_single = self.recorder.has_one_request(&call.open.lock());
         if is_single {
             let read = Limited::new(body, LARGEST_REQUEST).collect().await;
-            let bytes = read.map_err(|error| Status::resource_exhausted(error.to_string()))?;
+            let bytes = read.map_err(|error| unread(&*error))?;
             let bytes = bytes.to_bytes();
             call.open.lock().request.add(&bytes);
             return Ok(Body::new(Full::new(bytes)));
@@ -134,8 +134,35 @@ impl Proxy {
     }
 }
 
+/// The answer to a request that can't be read: it is too long, or its caller went away.
+fn unread(error: &(dyn std::error::Error + Send + Sync + 'static)) -> Status {
+    if error.is::<LengthLimitError>() {
+        let text = format!("the request is longer than {LARGEST_REQUEST} bytes");
+        return Status::resource_exhausted(text);
+    }
+    Status::cancelled(format!("the request ended early: {}", chain(error)))
+}
+
 /// An error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tonic::Code;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_request_that_is_too_long_exhausts_something() {
+        let long = Limited::new(Full::new(&b"four"[..]), 3).collect().await.unwrap_err();
+        assert_eq!(unread(&*long).code(), Code::ResourceExhausted);
+        let reset = unread(&io::Error::from(io::ErrorKind::ConnectionReset));
+        assert_eq!(reset.code(), Code::Cancelled);
+        assert!(reset.message().starts_with("the request ended early: "), "{reset}");
+    }
 }

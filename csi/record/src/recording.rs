@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
+use crate::Options;
 use crate::frames::{Body, Messages};
 use crate::schema::Schema;
-use crate::{Error, Options};
 
 /// Version of the format. It changes when a reader of the former one would be wrong; new fields
 /// alone do not change it.
@@ -120,18 +120,15 @@ struct State {
 }
 
 impl Recorder {
-    /// Makes the file, for its user alone, and writes the header.
+    /// Makes the file, for its user alone, and writes the header. Where that fails, calls pass
+    /// without a recording: a full disk must not keep the callers from the plugin.
     ///
     /// # Errors
-    /// An option is wrong, or the file exists or can't be written.
-    pub(crate) fn create(options: &Options, program: &str) -> Result<Self, Error> {
+    /// An option is wrong.
+    pub(crate) fn create(options: &Options, program: &str) -> Result<Self, Invalid> {
         options.check()?;
-        let (path, file) = new_file(&options.out)?;
-        let failed = |source| Error::Io { what: format!("write --out {}", path.display()), source };
         let room = options.limit_bytes()?.saturating_sub(LAST_LINE_BYTES);
-        let state = State { file: Some(file), room, calls: 0 };
-        let recorder =
-            Self { schema: Schema::default(), clock: Clock::start(), state: Mutex::new(state) };
+        let mut state = State { file: None, room, calls: 0 };
         let header = Header {
             recording: VERSION,
             recorder: program.to_owned(),
@@ -139,9 +136,15 @@ impl Recorder {
             started_unix_ms: u64::try_from(unix_time().as_millis()).unwrap_or_default(),
             ..Header::default()
         };
-        recorder.state.lock().write(&header, u64::MAX).map_err(failed)?;
-        tracing::info!(path = %path.display(), version = program, "recording");
-        Ok(recorder)
+        match state.begin(&options.out, &header) {
+            Ok(path) => tracing::info!(path = %path.display(), version = program, "recording"),
+            Err(error) => {
+                let out = options.out.display();
+                tracing::error!(%out, %error, "cannot make --out; calls are passed on, unrecorded");
+                state.file = None;
+            }
+        }
+        Ok(Self { schema: Schema::default(), clock: Clock::start(), state: Mutex::new(state) })
     }
 
     /// Begins a call.
@@ -238,7 +241,7 @@ impl Recorder {
 
 /// Makes the file. One that is there is left as it is, and a number is added to the name: a
 /// recorder that is started again must not keep the callers from the plugin.
-fn new_file(out: &Path) -> Result<(PathBuf, File), Error> {
+fn new_file(out: &Path) -> std::io::Result<(PathBuf, File)> {
     let numbered = (1..MOST_FILES).map(|number| {
         let mut path = out.as_os_str().to_owned();
         path.push(format!(".{number}"));
@@ -249,15 +252,21 @@ fn new_file(out: &Path) -> Result<(PathBuf, File), Error> {
         match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
             Ok(file) => return Ok((path, file)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists && paths.peek().is_some() => {}
-            Err(source) => {
-                return Err(Error::Io { what: format!("make --out {}", path.display()), source });
-            }
+            Err(error) => return Err(error),
         }
     }
-    Err(Invalid::new("--out", out.display(), "a path of a new file").into())
+    Err(ErrorKind::AlreadyExists.into())
 }
 
 impl State {
+    /// Makes the file, and writes the header. Returns the file's path.
+    fn begin(&mut self, out: &Path, header: &Header) -> std::io::Result<PathBuf> {
+        let (path, file) = new_file(out)?;
+        self.file = Some(file);
+        self.write(header, u64::MAX)?;
+        Ok(path)
+    }
+
     /// Writes a line, unless it does not fit into `room`.
     fn write(&mut self, line: &impl Serialize, room: u64) -> std::io::Result<bool> {
         let Some(file) = &mut self.file else { return Ok(true) };

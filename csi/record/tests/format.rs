@@ -265,8 +265,24 @@ async fn a_file_that_exists_is_left_alone() {
     let recorded = fs::read_to_string(folder.0.join("out.1")).unwrap();
     assert_eq!(recorded.lines().count(), 2, "{recorded}");
     assert!(!options.listen.exists(), "the socket is left behind");
-    let options = Options { out: folder.0.join("no/folder"), ..options };
+}
+
+/// The disk is full, the folder is gone, or there are too many files: the cluster goes on.
+#[tokio::test]
+async fn calls_pass_where_no_file_can_be_made() {
+    let folder = Folder::new("no-file");
+    let options = Options { out: folder.0.join("no/folder"), ..folder.options() };
+    let plugin = serve_plugin(&options.to);
+    let recording = record(&options);
+    let create = message(CREATE, true, &json!({ "name": "pvc-1" }));
+    let channel = client(&options.listen);
+    assert_eq!(call(&channel, CREATE, create, "60S").await.1, Code::Ok);
+    recording.end().await;
+    plugin.shutdown_background();
+    assert!(!options.listen.exists(), "the socket is left behind");
+    // A wrong option is an error still.
+    let options = Options { limit: "1".to_owned(), ..options };
     let listener = UnixListener::bind(&options.listen).unwrap();
     let served = serve(&options, "blockd-csi 0.0.0", listener, std::future::pending()).await;
-    assert!(served.unwrap_err().to_string().contains("--out"));
+    assert!(served.unwrap_err().to_string().starts_with("--limit is 1: "));
 }

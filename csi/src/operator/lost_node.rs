@@ -9,13 +9,14 @@ use clap::Parser;
 use serde::Serialize;
 
 use super::pv::{List, PersistentVolume};
-use super::{delete_pv, print, quoted};
+use super::{SET, delete_pv, part_of, print, quoted};
 use crate::error::Error;
 use crate::topology::Place;
 
 /// Lists the PersistentVolumes that can be used on a node alone which is gone for good, and prints
 /// the commands that release their claims. It changes nothing itself, and calls no daemon: it runs
-/// anywhere.
+/// anywhere. The commands stop while the node is Ready, and leave an object alone that is another
+/// one by then than in the list.
 #[derive(Clone, Parser, Debug)]
 #[command(
     name = "blockd-csi lost-node",
@@ -87,12 +88,12 @@ impl Options {
         let Place { key, node } = Place::new(&self.driver_name, &self.node);
         let of_node = list.volumes.iter().filter(|one| one.is_only_on(&key, &node));
         let is_released = |one: &PersistentVolume| self.retained || one.is_deleted_with_claim();
-        let mut commands = Vec::new();
+        let mut commands = vec![SET.to_owned(), refuse_ready(&node)];
         let mut volumes = Vec::new();
         for one in of_node {
             let released = is_released(one);
             if released {
-                commands.extend(release(one));
+                commands.push(release(one));
             }
             volumes.push(Stuck {
                 persistent_volume: one.name().to_owned(),
@@ -107,28 +108,51 @@ impl Options {
     }
 }
 
-/// The commands that release one. The claim goes first, so that no new pod is bound to the volume;
-/// its finalizer waits for pods that use it, hence it is not waited for.
-fn release(volume: &PersistentVolume) -> Vec<String> {
+/// The command that ends the script while the node runs.
+fn refuse_ready(node: &str) -> String {
+    let status = r#".status.conditions[?(@.type=="Ready")].status"#;
+    let text = format!("node {node} is Ready: its volumes are in use, and nothing was released");
+    format!(
+        "{}\nif [ \"$ready\" = True ]; then\n  echo {} >&2\n  exit 1\nfi",
+        part_of("ready", &format!("node {}", quoted(node)), status),
+        quoted(&text)
+    )
+}
+
+/// The command that releases one. The list may be old: a volume that was moved has a new object of
+/// the same name by then, and a claim that was made again has its volume elsewhere, so both are
+/// compared by their UIDs. The claim goes first, so that no new pod is bound to the volume; its
+/// finalizer waits for pods that use it, hence it is not waited for.
+fn release(volume: &PersistentVolume) -> String {
     let pv = quoted(volume.name());
-    // A claim of the same name may be another one by now, with a volume on a node that lives.
-    let claim = volume.claim().filter(|_| volume.is_bound()).map(|(namespace, name)| {
-        format!(
-            "kubectl delete pvc --namespace {} {} --ignore-not-found --wait=false",
-            quoted(namespace),
-            quoted(name)
-        )
-    });
+    let mut commands = Vec::new();
+    let claim = volume.claim().zip(volume.claim_uid()).filter(|_| volume.is_bound());
+    if let Some(((namespace, name), uid)) = claim {
+        let object = format!("pvc --namespace {} {}", quoted(namespace), quoted(name));
+        commands.push(part_of("claim", &object, ".metadata.uid"));
+        commands.push(format!(
+            "[ \"$claim\" != {} ] || kubectl delete {object} --ignore-not-found --wait=false",
+            quoted(uid)
+        ));
+    }
     // The finalizers are those of the provisioner, which ran on the node, and of the protection of
     // a volume whose claim is not gone yet.
-    claim.into_iter().chain(delete_pv(&pv)).collect()
+    commands.extend(delete_pv(&pv, volume.uid()));
+    let text = format!("PersistentVolume {} is not the one of the list: kept", volume.name());
+    format!(
+        "{}\nif [ \"$uid\" = {} ]; then\n  {}\nelif [ -n \"$uid\" ]; then\n  echo {} >&2\nfi",
+        part_of("uid", &format!("pv {pv}"), ".metadata.uid"),
+        quoted(volume.uid()),
+        commands.join("\n  "),
+        quoted(&text)
+    )
 }
 
 impl Answer {
     /// The answer as a script, with the volumes in comments.
     #[must_use]
     pub fn script(&self) -> String {
-        let mut text = String::new();
+        let mut text = format!("{SET}\n");
         let count = self.volumes.iter().filter(|one| one.released).count();
         let _ = writeln!(
             text,
@@ -154,7 +178,7 @@ impl Answer {
                 one.reclaim_policy
             );
         }
-        for command in &self.commands {
+        for command in self.commands.iter().filter(|command| *command != SET) {
             let _ = writeln!(text, "{command}");
         }
         text

@@ -4,6 +4,7 @@
 use std::io::Write as _;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::error::Error;
 
@@ -25,14 +26,28 @@ fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
+/// The beginning of a script: an error of the cluster ends it, so that none is taken for an object
+/// that is not there.
+const SET: &str = "set -e";
+
+/// A command that sets a shell's variable to a part of an object, or to nothing where the object is
+/// not there. `object` is in words of a shell.
+fn part_of(variable: &str, object: &str, path: &str) -> String {
+    let path = quoted(&format!("jsonpath={{{path}}}"));
+    format!("{variable}=$(kubectl get {object} --ignore-not-found --output {path})")
+}
+
 /// The commands that delete a PersistentVolume, whose name is a word of a shell, also where those
-/// that would take away its finalizers are gone.
-fn delete_pv(name: &str) -> [String; 2] {
+/// that would take away its finalizers are gone. Another object of its name keeps its finalizers.
+fn delete_pv(name: &str, uid: &str) -> [String; 3] {
+    let patch = format!(r#"{{"metadata":{{"uid":{},"finalizers":null}}}}"#, Value::from(uid));
     [
         format!("kubectl delete pv {name} --ignore-not-found --wait=false"),
+        part_of("left", &format!("pv {name}"), ".metadata.uid"),
         format!(
-            "! kubectl get pv {name} >/dev/null 2>&1 || kubectl patch pv {name} --type=merge \
-             --patch '{{\"metadata\":{{\"finalizers\":null}}}}'"
+            "[ \"$left\" != {} ] || kubectl patch pv {name} --type=merge --patch {}",
+            quoted(uid),
+            quoted(&patch)
         ),
     ]
 }

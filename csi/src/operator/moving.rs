@@ -37,8 +37,9 @@ const MAX_ERROR_BYTES: usize = 2048;
     name = "blockd-csi move",
     max_term_width = 100,
     after_help = "Example:\n  kubectl get pv pvc-1 -o json >pv.json\n  blockd-csi move --pv pv.json \
-                  --to-node worker-2 --receiver tcp://worker-2:7010 -- \\\n      --tls-cert host.pem \
-                  --tls-key host.key --tls-ca ca.pem >swap.sh"
+                  --from-node worker-1 --to-node worker-2 \\\n      --receiver \
+                  tcp://worker-2:7010 -- --tls-cert host.pem --tls-key host.key \\\n      --tls-ca \
+                  ca.pem >swap.sh"
 )]
 pub struct Options {
     /// The PersistentVolume as `kubectl get pv NAME -o json` prints it: a file, or "-" for standard
@@ -46,15 +47,20 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub pv: PathBuf,
 
+    /// The name of this node, to which the PersistentVolume has to belong: a copy that stayed here
+    /// after an earlier move is not moved again
+    #[arg(long, value_name = "NODE")]
+    pub from_node: String,
+
     /// The node that the volume moves to
     #[arg(long, value_name = "NODE")]
     pub to_node: String,
 
-    /// The pool there [default: a pool with the name of the one here]
+    /// The pool there, as --pool of the receiver [default: a pool with the name of the one here]
     #[arg(long, value_name = "POOL")]
     pub to_pool: Option<String>,
 
-    /// The receiver there, a `blockd receive --listen` that takes any name
+    /// The receiver there, a `blockd receive --listen --pool POOL` that takes any name
     #[arg(long, value_name = "tcp://HOST:PORT")]
     pub receiver: String,
 
@@ -64,7 +70,9 @@ pub struct Options {
     pub sent: bool,
 
     /// Delete the volume here and the snapshots that were sent, once the receiver has confirmed
-    /// that it has the last of them. Run this when the new PersistentVolume is bound
+    /// that it has the last of them; later writes are not sent. Run this when the new
+    /// PersistentVolume is bound and before pods use it, since a receiver confirms no volume that
+    /// is used or was written there
     #[arg(long, conflicts_with = "sent")]
     pub delete_source: bool,
 
@@ -97,6 +105,12 @@ pub struct Answer {
     /// Its id on the other node.
     new_volume_id: String,
     node: String,
+    /// The node that it moves from.
+    #[serde(skip)]
+    from_node: String,
+    /// UID of the PersistentVolume that was given.
+    #[serde(skip)]
+    former_uid: String,
     /// The snapshot that the receiver has; null where the source was deleted before.
     snapshot: Option<String>,
     /// False: the receiver had all of it before.
@@ -133,9 +147,12 @@ impl Options {
     /// As [`Self::run`].
     pub async fn answer(&self, daemon: Daemon) -> Result<Answer, Error> {
         check_driver(&self.driver_name)?;
+        crate::options::check_node("--from-node", &self.from_node)?;
         crate::options::check_node("--to-node", &self.to_node)?;
-        if !self.receiver.starts_with("tcp://") {
-            return Err(Error::invalid("--receiver", &self.receiver, "like tcp://HOST:PORT"));
+        // A volume has its name there too, or the new PersistentVolume would name none.
+        if self.receiver.strip_prefix("tcp://").is_none_or(|rest| rest.contains('/')) {
+            let allowed = "like tcp://HOST:PORT, without a name behind it";
+            return Err(Error::invalid("--receiver", &self.receiver, allowed));
         }
         let (value, volume) = pv::read_one(&self.pv, &self.driver_name)?;
         let id = self.check(&volume)?;
@@ -153,6 +170,8 @@ impl Options {
             volume_id: id.to_string(),
             new_volume_id: to.to_string(),
             node: self.to_node.clone(),
+            from_node: self.from_node.clone(),
+            former_uid: volume.uid().to_owned(),
             snapshot: None,
             changed: false,
             source_deleted: false,
@@ -170,6 +189,16 @@ impl Options {
         let place = Place::new(&self.driver_name, &self.to_node);
         if volume.is_only_on(&place.key, &place.node) {
             let problem = format!("{} is on node {} already", volume.name(), place.node);
+            return Err(refused(problem));
+        }
+        let here = Place::new(&self.driver_name, &self.from_node);
+        if !volume.is_only_on(&here.key, &here.node) {
+            let problem = format!(
+                "{} is not on node {} of --from-node: run this on its node, with the \
+                 PersistentVolume as it is now",
+                volume.name(),
+                here.node
+            );
             return Err(refused(problem));
         }
         let id = Names::new(&self.driver_name).parse_volume(volume.handle());
@@ -192,7 +221,7 @@ impl Move<'_> {
         self.check_unused(&volume)?;
         answer.configure = Some(script::configure(&volume, to));
         let mut sent = self.sent(&volume).await?;
-        if sent.is_none() && !self.options.sent {
+        if sent.is_none() && !self.options.sent && !self.options.delete_source {
             self.replicate()?;
             answer.changed = true;
             let volume = self.daemon.find_volume(&self.id.pool, &self.id.name).await?;
@@ -202,20 +231,37 @@ impl Move<'_> {
             sent = self.sent(&volume).await?;
         }
         let Some(snapshot) = sent else {
-            let problem = format!(
-                "was written since it was sent to {}: end the pods that use it, and send it by \
-                 `blockd replicate`",
-                self.options.receiver
-            );
-            return Err(Error::in_use(format_args!("volume {}", self.id), problem));
+            return Err(self.was_written());
         };
         if self.options.delete_source {
             self.confirm(&snapshot)?;
+            self.check_same(&volume, &snapshot).await?;
             self.delete().await?;
             answer.source_deleted = true;
         }
         answer.snapshot = Some(snapshot);
         Ok(())
+    }
+
+    fn was_written(&self) -> Error {
+        let problem = format!(
+            "was written since it was sent to {}: end the pods that use it, and send it by \
+             `blockd replicate`",
+            self.options.receiver
+        );
+        Error::in_use(format_args!("volume {}", self.id), problem)
+    }
+
+    /// Refuses a volume that is another one, is used, or was written, since the receiver was asked.
+    async fn check_same(&self, volume: &v1::Volume, snapshot: &str) -> Result<(), Error> {
+        let now = self.daemon.find_volume(&self.id.pool, &self.id.name).await?;
+        let now = now.filter(|now| now.id == volume.id);
+        let now = now.ok_or_else(|| Error::not_found("volume", &self.id))?;
+        self.check_unused(&now)?;
+        match self.sent(&now).await? {
+            Some(newest) if newest == snapshot => Ok(()),
+            _ => Err(self.was_written()),
+        }
     }
 
     fn check_unused(&self, volume: &v1::Volume) -> Result<(), Error> {
@@ -267,7 +313,15 @@ impl Move<'_> {
 
     /// Asks the receiver whether it has all of a snapshot: sending it once more sends nothing then.
     fn confirm(&self, snapshot: &str) -> Result<(), Error> {
-        let answer = self.blockd(&["send", snapshot, &self.options.receiver])?;
+        let what = format!("snapshot {snapshot}");
+        let answer = self.blockd(&["send", snapshot, &self.options.receiver]);
+        let answer = answer.map_err(|error| {
+            let problem = format!(
+                "is not confirmed by the receiver: {error}. If pods have used the volume there \
+                 already, delete it here by `blockd del`"
+            );
+            Error::in_use(&what, problem)
+        })?;
         let answer: Value = serde_json::from_slice(&answer)
             .map_err(|error| Error::unexpected("read the answer of blockd send:", error))?;
         if answer.get("written_bytes").is_some_and(Value::is_null) {
@@ -275,7 +329,7 @@ impl Move<'_> {
         }
         let problem = "was sent anew, as the receiver did not have it: look at the volume there, \
                        then repeat this";
-        Err(Error::in_use(format_args!("snapshot {snapshot}"), problem))
+        Err(Error::in_use(&what, problem))
     }
 
     /// The volume goes first: without it a repeat knows that only snapshots can be left.

@@ -13,7 +13,7 @@ use clap::Parser;
 use serde::Serialize;
 
 use super::print;
-use super::pv::List;
+use super::pv::{List, PersistentVolume};
 use crate::daemon::Daemon;
 use crate::error::Error;
 use crate::ids::{Kind, Names, VolumeId};
@@ -22,7 +22,8 @@ use crate::parameters::Keys;
 
 /// Lists the driver's volumes of this node's daemon that no PersistentVolume of the cluster names,
 /// and deletes them on request. A volume is never deleted while it is attached, while a snapshot of
-/// it exists, when it was not made by the plugin, or when it may be younger than the list
+/// it exists, when it was not made by the plugin, when a PersistentVolume has its name or is in its
+/// label, or when it may be younger than the list
 #[derive(Clone, Parser, Debug)]
 #[command(
     name = "blockd-csi orphans",
@@ -40,9 +41,10 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub pv_list: PathBuf,
 
-    /// Delete nothing that was made less than this before the list: a whole number and s, m, h or
-    /// d. A volume exists before its PersistentVolume does, and a provisioner that cannot reach the
-    /// API server tries for as long as that lasts
+    /// Delete nothing that was made less than this before the list, nor before the newest
+    /// PersistentVolume in it: a list may be older than its file, and one on standard input counts
+    /// as made now. A whole number and s, m, h or d. A volume exists before its PersistentVolume
+    /// does, and a provisioner that cannot reach the API server tries for as long as that lasts
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = time)]
     pub older: Duration,
 
@@ -99,6 +101,16 @@ pub struct Orphan {
     /// The daemon's number of it, which is not used again.
     #[serde(skip)]
     number: u32,
+}
+
+/// The PersistentVolume that may be a volume's although it has another id: the pool was renamed, or
+/// the volume moved, and this is the copy that stayed.
+fn related<'a>(volume: &v1::Volume, list: &'a List) -> Option<&'a PersistentVolume> {
+    let label = volume.labels.get(labels::PV_NAME);
+    list.volumes.iter().find(|one| {
+        let name = one.handle().split_once('/').map(|(_, name)| name);
+        name == Some(volume.name.as_str()) || label.is_some_and(|label| label == one.name())
+    })
 }
 
 /// Reads a time: a whole number and `s`, `m`, `h` or `d`.
@@ -194,7 +206,7 @@ impl Options {
                 continue;
             }
             let count = snapshots.get(&(&one.pool, &one.name)).copied().unwrap_or(0);
-            orphans.push(self.orphan(one, id, count, list.made_unix_ms));
+            orphans.push(self.orphan(one, id, count, list));
         }
         orphans.sort_by(|one, other| one.volume_id.cmp(&other.volume_id));
         Ok((orphans, matched))
@@ -205,25 +217,12 @@ impl Options {
         volume: &v1::Volume,
         volume_id: String,
         snapshots: usize,
-        list_unix_ms: i64,
+        list: &List,
     ) -> Orphan {
         let label = |key: &str| volume.labels.get(key).cloned();
         let class = label(&Keys::new(&self.driver_name).device_class());
         let claim = label(labels::CLAIM_NAMESPACE).zip(label(labels::CLAIM_NAME));
-        let older_ms = i64::try_from(self.older.as_millis()).unwrap_or(i64::MAX);
-        let kept = if volume.attached || volume.connections > 0 {
-            Some("it is attached".to_owned())
-        } else if class.is_none() {
-            Some("it has no label of the plugin, which may not have made it".to_owned())
-        } else if snapshots > 0 {
-            Some(format!("it has snapshots: {snapshots}"))
-        } else if volume.made_unix_ms <= 0 {
-            Some("it is not known when it was made".to_owned())
-        } else if volume.made_unix_ms > list_unix_ms.saturating_sub(older_ms) {
-            Some("it was made less than --older before the list".to_owned())
-        } else {
-            None
-        };
+        let kept = self.kept(volume, class.is_some(), snapshots, list);
         Orphan {
             volume_id,
             size_bytes: volume.size_bytes,
@@ -236,6 +235,42 @@ impl Options {
             deleted: false,
             number: volume.id,
         }
+    }
+
+    /// Why a volume is not deleted. `has_class`: it has the plugin's label.
+    fn kept(
+        &self,
+        volume: &v1::Volume,
+        has_class: bool,
+        snapshots: usize,
+        list: &List,
+    ) -> Option<String> {
+        if volume.attached || volume.connections > 0 {
+            return Some("it is attached".to_owned());
+        }
+        if !has_class {
+            return Some("it has no label of the plugin, which may not have made it".to_owned());
+        }
+        if snapshots > 0 {
+            return Some(format!("it has snapshots: {snapshots}"));
+        }
+        if let Some(one) = related(volume, list) {
+            let name = shown(one.name());
+            return Some(format!("PersistentVolume {name} has its name, or is in its label"));
+        }
+        if volume.made_unix_ms <= 0 {
+            return Some("it is not known when it was made".to_owned());
+        }
+        let older_ms = i64::try_from(self.older.as_millis()).unwrap_or(i64::MAX);
+        let is_young = |than_ms: i64| volume.made_unix_ms > than_ms.saturating_sub(older_ms);
+        if is_young(list.made_unix_ms) {
+            return Some("it was made less than --older before the list".to_owned());
+        }
+        list.newest_unix_ms.is_some_and(is_young).then(|| {
+            "it was made less than --older before the newest PersistentVolume of the list, or \
+             after it: a newer list may name it"
+                .to_owned()
+        })
     }
 
     /// Refuses names of volumes that are no orphans, or that are to be deleted and can't be. One

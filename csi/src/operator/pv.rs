@@ -7,6 +7,7 @@ use std::time::UNIX_EPOCH;
 
 use blockd_csi_base::clock;
 use blockd_csi_base::error::shown;
+use prost_types::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -23,8 +24,12 @@ const OPTION: &str = "--pv-list";
 pub struct List {
     /// The volumes of the driver.
     pub volumes: Vec<PersistentVolume>,
-    /// When it was made, in milliseconds since 1970: when a file was written, else now.
+    /// When it was made, in milliseconds since 1970: when a file was written, else now. A copy of
+    /// an older file looks newer than it is.
     pub made_unix_ms: i64,
+    /// When the newest object of the list was made, of any driver: the list is no older than that,
+    /// however it came here. None where it is empty.
+    pub newest_unix_ms: Option<i64>,
 }
 
 /// A PersistentVolume.
@@ -47,6 +52,8 @@ struct Status {
 #[serde(rename_all = "camelCase")]
 struct Metadata {
     name: String,
+    uid: String,
+    creation_timestamp: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -69,6 +76,7 @@ struct Source {
 struct ClaimRef {
     namespace: String,
     name: String,
+    uid: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -105,6 +113,12 @@ impl PersistentVolume {
         &self.metadata.name
     }
 
+    /// UID of the object, by which it differs from a later one of its name.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        &self.metadata.uid
+    }
+
     /// The id of the volume at its driver.
     #[must_use]
     pub fn handle(&self) -> &str {
@@ -117,11 +131,23 @@ impl PersistentVolume {
         self.status.phase == "Bound"
     }
 
+    /// When the object was made, in milliseconds since 1970.
+    fn made_unix_ms(&self) -> Option<i64> {
+        let made: Timestamp = self.metadata.creation_timestamp.parse().ok()?;
+        made.seconds.checked_mul(1000)?.checked_add(i64::from(made.nanos / 1_000_000))
+    }
+
     /// Namespace and name of the claim that it is bound to, or was.
     #[must_use]
     pub fn claim(&self) -> Option<(&str, &str)> {
         let claim = self.spec.claim_ref.as_ref()?;
         Some((&claim.namespace, &claim.name))
+    }
+
+    /// UID of that claim.
+    #[must_use]
+    pub fn claim_uid(&self) -> Option<&str> {
+        self.spec.claim_ref.as_ref()?.uid.as_deref()
     }
 
     /// Whether volume and data go when the claim is deleted.
@@ -163,8 +189,7 @@ impl List {
             // A file can be no newer than now, whatever its time says.
             (limited(file).map_err(failed)?, written.min(now_ms()))
         };
-        let name = shown(path.display());
-        Ok(Self { volumes: parse(&name, &bytes, driver)?, made_unix_ms })
+        parse(&shown(path.display()), &bytes, driver, made_unix_ms)
     }
 }
 
@@ -203,6 +228,7 @@ pub fn read_one(path: &Path, driver: &str) -> Result<(Value, PersistentVolume), 
     let volume = PersistentVolume::deserialize(&value)
         .map_err(|error| refused(format!("not understood: {error}")))?;
     match &volume.spec.csi {
+        Some(_) if volume.uid().is_empty() => Err(refused("without metadata.uid".to_owned())),
         Some(csi) if csi.driver == driver => Ok((value, volume)),
         other => {
             let other = other.as_ref().map_or("none", |csi| &csi.driver);
@@ -211,11 +237,11 @@ pub fn read_one(path: &Path, driver: &str) -> Result<(Value, PersistentVolume), 
     }
 }
 
-/// The driver's volumes of a list. `name` is where the list comes from, for errors.
+/// Reads a list. `name` is where it comes from, for errors.
 ///
 /// # Errors
 /// As [`List::read`].
-pub fn parse(name: &str, bytes: &[u8], driver: &str) -> Result<Vec<PersistentVolume>, Error> {
+pub fn parse(name: &str, bytes: &[u8], driver: &str, made_unix_ms: i64) -> Result<List, Error> {
     let refused = |problem: String| {
         let allowed = "what `kubectl get pv -o json` prints";
         Error::invalid(OPTION, format_args!("{name}, {problem}"), allowed)
@@ -233,20 +259,28 @@ pub fn parse(name: &str, bytes: &[u8], driver: &str) -> Result<Vec<PersistentVol
     let Some(items) = list["items"].as_array() else {
         return Err(refused("a list without items".to_owned()));
     };
-    let mut volumes = Vec::new();
+    let (mut volumes, mut newest_unix_ms) = (Vec::new(), None);
     for (index, item) in items.iter().enumerate() {
         // The API server names the kind once, for the whole list.
         let kind = item["kind"].as_str().unwrap_or("PersistentVolume");
         if kind != "PersistentVolume" {
             return Err(refused(format!("a list with an object of kind {}", shown(kind))));
         }
-        let volume: PersistentVolume = PersistentVolume::deserialize(item)
-            .map_err(|error| refused(format!("items[{index}] not understood: {error}")))?;
+        let strange = |what: String| refused(format!("items[{index}] not understood: {what}"));
+        let volume: PersistentVolume =
+            PersistentVolume::deserialize(item).map_err(|error| strange(error.to_string()))?;
+        if volume.uid().is_empty() {
+            return Err(strange("metadata.uid is empty".to_owned()));
+        }
+        let made = volume.made_unix_ms();
+        let made =
+            made.ok_or_else(|| strange("metadata.creationTimestamp is no time".to_owned()))?;
+        newest_unix_ms = newest_unix_ms.max(Some(made));
         if volume.spec.csi.as_ref().is_some_and(|csi| csi.driver == driver) {
             volumes.push(volume);
         }
     }
-    Ok(volumes)
+    Ok(List { volumes, made_unix_ms, newest_unix_ms })
 }
 
 /// Milliseconds since 1970.

@@ -5,12 +5,14 @@ use serde_json::{Value, json};
 use super::pv::{List, parse};
 use super::{lost_node, orphans};
 use crate::error::Error;
+use crate::testing::shell::changes;
 use crate::testing::{MIB, Rig};
 
 const DRIVER: &str = "csi.blockd.io";
 const HOUR_MS: i64 = 3_600_000;
 /// When the list was made, and the volumes an hour and a moment before.
 const NOW_MS: i64 = 1_800_000_000_000;
+const NOW: &str = "2027-01-15T08:00:00Z";
 const MADE_MS: i64 = NOW_MS - HOUR_MS - 1;
 
 /// A PersistentVolume as the provisioner makes it.
@@ -22,6 +24,8 @@ fn pv(name: &str, handle: &str, node: &str, policy: &str) -> Value {
         "kind": "PersistentVolume",
         "metadata": {
             "name": name,
+            "uid": format!("uid-{name}"),
+            "creationTimestamp": NOW,
             "annotations": { "pv.kubernetes.io/provisioned-by": DRIVER },
             "finalizers": ["kubernetes.io/pv-protection"],
         },
@@ -40,8 +44,7 @@ fn pv(name: &str, handle: &str, node: &str, policy: &str) -> Value {
 
 fn list(items: &[Value]) -> List {
     let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
-    let volumes = parse("test", list.to_string().as_bytes(), DRIVER).unwrap();
-    List { volumes, made_unix_ms: NOW_MS }
+    parse("test", list.to_string().as_bytes(), DRIVER, NOW_MS).unwrap()
 }
 
 fn one(id: &str) -> Value {
@@ -169,6 +172,43 @@ async fn only_what_cannot_be_in_use_or_younger_than_the_list_is_deleted() {
     assert!(young.unwrap().contains("1 deleted"));
 }
 
+/// A list that comes by standard input, or in a copy of a file, looks newer than it is.
+#[tokio::test]
+async fn a_volume_that_is_younger_than_all_of_the_list_is_kept() {
+    let rig = Rig::simple();
+    ["csi.named", "csi.pvc-1"].iter().for_each(|name| add(&rig, name));
+    let mut named = one("default/csi.named");
+    named["metadata"]["creationTimestamp"] = json!("2027-01-15T07:29:59Z");
+    let list = list(&[named]);
+    let text = run(&rig, &list, &["--delete", "--yes", "--older", "30m"]).await.unwrap();
+    let kept = ": kept, it was made less than --older before the newest PersistentVolume of the \
+                list, or after it: a newer list may name it\n";
+    assert!(text.contains(kept), "{text}");
+    let words = ["--delete", "--older", "29m", "default/csi.pvc-1"];
+    assert!(run(&rig, &list, &words).await.unwrap().contains("1 deleted"));
+}
+
+/// The pool was renamed, or the volume moved and a copy stayed here.
+#[tokio::test]
+async fn a_volume_that_a_persistent_volume_may_mean_is_kept() {
+    let rig = Rig::simple();
+    for name in ["csi.pvc-1", "csi.pvc-2", "csi.pvc-3"] {
+        add(&rig, name);
+    }
+    let label = ("csi.storage.k8s.io/pv-name".to_owned(), "team-a".to_owned());
+    change(&rig, "csi.pvc-2", |one| one.labels.extend([label]));
+    let team = pv("team-a", "default/csi.other", "n1", "Delete");
+    let list = list(&[one("former/csi.pvc-1"), team, one("default/csi.pvc-9")]);
+    let words = ["--delete", "--yes", "--allow-unmatched-list"];
+    let text = run(&rig, &list, &words).await.unwrap();
+    for (name, by) in [("csi.pvc-1", "pvc-1"), ("csi.pvc-2", "team-a")] {
+        let line = text.lines().find(|line| line.starts_with(&format!("default/{name}:")));
+        let end = format!(": kept, PersistentVolume {by} has its name, or is in its label");
+        assert!(line.unwrap().ends_with(&end), "{text}");
+    }
+    assert_eq!(names(&rig), ["csi.pvc-1", "csi.pvc-2"]);
+}
+
 #[tokio::test]
 async fn named_volumes_are_deleted_alone_and_a_repeat_finds_nothing() {
     let rig = Rig::simple();
@@ -275,7 +315,7 @@ async fn the_json_of_orphans_is_as_documented() {
 #[test]
 fn a_list_that_is_not_whole_or_of_other_objects_is_refused() {
     let refused = |list: Value| {
-        let error = parse("-", list.to_string().as_bytes(), DRIVER).unwrap_err().to_string();
+        let error = parse("-", list.to_string().as_bytes(), DRIVER, 0).unwrap_err().to_string();
         assert!(error.starts_with("--pv-list is -, "), "{error}");
         error
     };
@@ -290,14 +330,25 @@ fn a_list_that_is_not_whole_or_of_other_objects_is_refused() {
     broken["spec"]["csi"] = json!({ "driver": DRIVER });
     let broken = refused(json!({ "kind": "List", "items": [broken] }));
     assert!(broken.contains("items[0] not understood"), "{broken}");
-    let error = parse("-", b"{", DRIVER).unwrap_err().to_string();
+    for (field, value) in [("uid", ""), ("creationTimestamp", "yesterday")] {
+        let mut broken = one("default/csi.a");
+        broken["metadata"][field] = value.into();
+        let error = refused(json!({ "kind": "List", "items": [broken] }));
+        assert!(
+            error.contains(&format!("items[0] not understood: metadata.{field} is")),
+            "{error}"
+        );
+    }
+    let error = parse("-", b"{", DRIVER, 0).unwrap_err().to_string();
     assert!(error.contains("no JSON"), "{error}");
     // Volumes of others, and objects without a kind as the API server lists them.
     let mut plain = one("default/csi.a");
     plain.as_object_mut().unwrap().remove("kind");
-    let nfs = json!({ "metadata": { "name": "n" }, "spec": { "nfs": {} } });
+    let metadata = json!({ "name": "n", "uid": "n", "creationTimestamp": "2027-01-15T08:00:01Z" });
+    let nfs = json!({ "metadata": metadata, "spec": { "nfs": {} } });
     let list = json!({ "kind": "PersistentVolumeList", "items": [plain, nfs] });
-    assert_eq!(parse("-", list.to_string().as_bytes(), DRIVER).unwrap().len(), 1);
+    let list = parse("-", list.to_string().as_bytes(), DRIVER, 0).unwrap();
+    assert_eq!((list.volumes.len(), list.newest_unix_ms), (1, Some(NOW_MS + 1000)));
 }
 
 /// Volumes that were made since a file was written are not in it, however long ago that is.
@@ -333,19 +384,41 @@ fn the_volumes_of_a_lost_node_are_released_where_their_class_deletes_them() {
         pv("c", "default/csi.c", "n1", "Retain"),
     ]);
     let release = |name: &str| {
+        let uid = |object: &str| {
+            format!(
+                "$(kubectl get {object} --ignore-not-found --output 'jsonpath={{.metadata.uid}}')"
+            )
+        };
+        let claim = format!("pvc --namespace web data-{name}");
+        let pv = uid(&format!("pv {name}"));
         format!(
-            "kubectl delete pvc --namespace web data-{name} --ignore-not-found --wait=false\n\
-             kubectl delete pv {name} --ignore-not-found --wait=false\n\
-             ! kubectl get pv {name} >/dev/null 2>&1 || kubectl patch pv {name} --type=merge \
-             --patch '{{\"metadata\":{{\"finalizers\":null}}}}'\n"
+            "uid={pv}\n\
+             if [ \"$uid\" = uid-{name} ]; then\n  \
+             claim={}\n  \
+             [ \"$claim\" != u ] || kubectl delete {claim} --ignore-not-found --wait=false\n  \
+             kubectl delete pv {name} --ignore-not-found --wait=false\n  \
+             left={pv}\n  \
+             [ \"$left\" != uid-{name} ] || kubectl patch pv {name} --type=merge --patch \
+             '{{\"metadata\":{{\"uid\":\"uid-{name}\",\"finalizers\":null}}}}'\n\
+             elif [ -n \"$uid\" ]; then\n  \
+             echo 'PersistentVolume {name} is not the one of the list: kept' >&2\n\
+             fi\n",
+            uid(&claim)
         )
     };
     let expected = format!(
-        "# 2 PersistentVolumes are on node n1 alone; the commands release 1 of them, whose data \
+        "set -e\n\
+         # 2 PersistentVolumes are on node n1 alone; the commands release 1 of them, whose data \
          is given up.\n\
          # a: volume default/csi.a, claim web/data-a, reclaim policy Delete\n\
          # c: volume default/csi.c, claim web/data-c, reclaim policy Retain, kept: --retained \
-         releases it too\n{}",
+         releases it too\n\
+         ready=$(kubectl get node n1 --ignore-not-found --output \
+         'jsonpath={{.status.conditions[?(@.type==\"Ready\")].status}}')\n\
+         if [ \"$ready\" = True ]; then\n  \
+         echo 'node n1 is Ready: its volumes are in use, and nothing was released' >&2\n  \
+         exit 1\n\
+         fi\n{}",
         release("a")
     );
     assert_eq!(lost(&[], &list).script(), expected);
@@ -353,7 +426,8 @@ fn the_volumes_of_a_lost_node_are_released_where_their_class_deletes_them() {
     assert!(all.ends_with(&(release("a") + &release("c"))), "{all}");
     let json = serde_json::to_value(lost(&[], &list)).unwrap();
     assert_eq!(json["node"], "n1");
-    assert_eq!(json["commands"].as_array().unwrap().len(), 3);
+    let commands = json["commands"].as_array().unwrap();
+    assert_eq!((commands.len(), &commands[0]), (3, &json!("set -e")));
     let expected = json!({
         "persistent_volume": "c",
         "volume_id": "default/csi.c",
@@ -363,6 +437,30 @@ fn the_volumes_of_a_lost_node_are_released_where_their_class_deletes_them() {
         "released": false,
     });
     assert_eq!(json["volumes"][1], expected);
+}
+
+/// A list may be old, and the wrong node may be named.
+#[test]
+fn only_the_objects_of_the_list_are_released_and_only_while_the_node_is_not_ready() {
+    let list = list(&[pv("a", "default/csi.a", "n1", "Delete")]);
+    let script = lost(&[], &list).script();
+    let run = |answers: &[(&str, &str)]| changes(&script, answers);
+    let pv = [
+        "delete pv a --ignore-not-found --wait=false",
+        "patch pv a --type=merge --patch {\"metadata\":{\"uid\":\"uid-a\",\"finalizers\":null}}",
+    ];
+    let claim = "delete pvc --namespace web data-a --ignore-not-found --wait=false";
+    let all = run(&[("READY", "Unknown"), ("PV", "uid-a"), ("CLAIM", "u")]).unwrap();
+    assert_eq!(all, [claim, pv[0], pv[1]]);
+    let other_claim = run(&[("PV", "uid-a"), ("CLAIM", "u2")]).unwrap();
+    assert_eq!(other_claim, pv);
+    // It was moved, and made again with its claim; or it is released already.
+    for uid in ["uid-b", ""] {
+        assert!(run(&[("PV", uid), ("CLAIM", "u")]).unwrap().is_empty(), "{uid}");
+    }
+    let refused = run(&[("READY", "True"), ("PV", "uid-a"), ("CLAIM", "u")]).unwrap_err();
+    assert_eq!(refused, "node n1 is Ready: its volumes are in use, and nothing was released\n");
+    assert!(run(&[("PV", "error"), ("CLAIM", "u")]).is_err());
 }
 
 /// A volume that can be used elsewhere too is not lost with the node.
@@ -377,7 +475,7 @@ fn a_volume_that_is_not_bound_to_the_node_is_not_stuck() {
     let mut nowhere = pv("b", "default/csi.b", "n1", "Delete");
     nowhere["spec"].as_object_mut().unwrap().remove("nodeAffinity");
     let answer = lost(&[], &list(&[several, nowhere]));
-    assert!(answer.script().starts_with("# 0 PersistentVolumes"), "{answer:?}");
+    assert!(answer.script().contains("# 0 PersistentVolumes"), "{answer:?}");
 }
 
 /// The claim was deleted and made again, and has its volume elsewhere: it must not be deleted.

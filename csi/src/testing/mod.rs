@@ -3,6 +3,7 @@
 
 mod fake;
 mod pmem;
+pub(crate) mod shell;
 
 use std::collections::BTreeMap;
 use std::fs;
