@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use blockd_control::config::{HealthConfig, HostsConfig, NodeConfig, PoolConfig};
 use blockd_control::direct::DirectConfig;
+pub(crate) use blockd_control::services::with_causes;
 use blockd_media::error::Error;
 use blockd_media::place::Places;
 
@@ -184,17 +185,6 @@ impl Config {
     pub fn parse(text: &str, path: Option<&Path>, places: &Places) -> Result<Self, Error> {
         parse::parse(text, path, places)
     }
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -103,6 +103,7 @@ pub use health::HealthSummary;
 pub use membership::{HostConfig, Leave, Left, NodeName, Taken, declare_dead, forget};
 pub use peers::PeerListener;
 pub use server::{ControlListener, bind};
+pub use standby::with_causes;
 
 /// Options of the control service.
 #[derive(Clone, Debug)]

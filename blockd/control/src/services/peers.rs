@@ -26,7 +26,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take for a call: to answer what is in flight and to close the pool, 10 s each,
 /// and LVM's command.
 const CALL_LIMIT: Duration = Duration::from_secs(40);
-/// Calls of one host at once: one for each cell that it wants now.
+/// Calls of one host at once: one for each cell that it asks for now.
 const CALLS_AT_ONCE: usize = 32;
 /// Largest request: two names.
 const MAX_REQUEST_BYTES: usize = 4 << 10;

@@ -58,7 +58,8 @@ impl Default for Standbys {
 }
 
 /// An error with its causes, in one line.
-pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
+#[must_use]
+pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

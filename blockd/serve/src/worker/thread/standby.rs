@@ -76,7 +76,7 @@ impl WorkerThread {
         }
     }
 
-    /// Serves a pool's clients again. Those of volumes that are gone are closed.
+    /// Serves a pool's clients again. Connections to volumes that are gone are closed.
     pub(super) fn serve(&mut self, pool: [u8; 16], answer: oneshot::Sender<()>) {
         self.standing.retain(|one| one.pool != pool);
         let (worker, volumes) = (self.parts.worker, Arc::clone(&self.shown.volumes));
