@@ -219,17 +219,7 @@ impl Control {
     ) -> Result<Option<usize>, Error> {
         let attached = self.0.attachments.get(pool, volume);
         let Some(attached) = attached.filter(|one| one.waits()) else { return Ok(None) };
-        let record = &attached.record;
-        let Some(id) = pool_id(record) else { return Ok(None) };
-        if let (Some(devices), Some(spec)) =
-            (self.ublk().map(Arc::clone), super::devices::standby_spec(record))
-        {
-            let number = record.ublk.and_then(|ublk| ublk.device);
-            blocking(move || devices.detach(&spec, number, force).map_err(device_error)).await?;
-        }
-        let place = (pool.to_owned(), volume.to_owned());
-        self.0.attachments.remove(vec![place]).await?;
-        let closed = self.0.data_path.close_volume(id, VolumeId(record.id)).await;
+        let closed = self.drop_standby(&attached.record, force).await?;
         let text = format!("volume {} is on standby no more", shown(volume));
         self.events().publish(EventKind::VolumeDetached, pool, volume, text);
         Ok(Some(closed))
@@ -324,7 +314,7 @@ impl Control {
             let volume = super::volumes::find(&handle, &one.record.volume);
             let volume = volume.filter(|volume| one.record.is_of(&handle, volume.id));
             let Some(volume) = volume else {
-                self.drop_standby(&one.record).await?;
+                self.drop_standby(&one.record, true).await?;
                 continue;
             };
             let standby = StandbyRecord {
@@ -454,7 +444,7 @@ impl Control {
             let followed = match one.record.name_now(&handle) {
                 Some(now) => self.follow_renamed(&one.record, now).await,
                 // It was deleted on the other host.
-                None => self.drop_standby(&one.record).await,
+                None => self.drop_standby(&one.record, true).await.map(drop),
             };
             if let Err(error) = followed {
                 tracing::warn!(volume = one.record.volume, %error, "an attachment is out of date");
@@ -575,26 +565,26 @@ impl Control {
             let (pool, volume) = (&one.record.pool, &one.record.volume);
             let text = format!("volume {} is on standby no more: {error}", shown(volume));
             self.events().publish(EventKind::VolumeDetached, pool, volume, text);
-            if let Err(error) = self.drop_standby(&one.record).await {
+            if let Err(error) = self.drop_standby(&one.record, true).await {
                 tracing::warn!(pool, volume, %error, "an attachment stays");
             }
         }
     }
 
-    /// Ends an attachment whose volume or cell is gone, with its device.
-    async fn drop_standby(&self, record: &Record) -> Result<(), Error> {
+    /// Ends an attachment on standby, with its device. How many connections were ended.
+    async fn drop_standby(&self, record: &Record, force: bool) -> Result<usize, Error> {
         if let (Some(devices), Some(spec)) =
             (self.ublk().map(Arc::clone), super::devices::standby_spec(record))
         {
             let number = record.ublk.and_then(|ublk| ublk.device);
-            blocking(move || devices.detach(&spec, number, true).map_err(device_error)).await?;
+            blocking(move || devices.detach(&spec, number, force).map_err(device_error)).await?;
         }
         let place = (record.pool.clone(), record.volume.clone());
         self.0.attachments.remove(vec![place]).await?;
-        if let Some(id) = pool_id(record) {
-            self.0.data_path.close_volume(id, VolumeId(record.id)).await;
+        match pool_id(record) {
+            Some(id) => Ok(self.0.data_path.close_volume(id, VolumeId(record.id)).await),
+            None => Ok(0),
         }
-        Ok(())
     }
 
     /// Volumes of a cell that are attached here and wait for it.
