@@ -3,9 +3,10 @@
 //! share, which would be built again and again.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::steps::Outcome;
 use crate::{command, setup};
@@ -14,6 +15,8 @@ use crate::{command, setup};
 const SHIPPED: [(&str, &str); 2] = [("BLOCKD_BIN", "blockd"), ("BLOCKD_CSI_BIN", "blockd-csi")];
 /// The package of programs that start them.
 const TESTS: &str = "blockd-tests";
+/// One more program of theirs, which runs in a virtual machine, and its package.
+const COUNTS: (&str, &str) = ("blockd-bench", "counts");
 
 /// Builds all of it.
 pub(crate) fn build(root: &Path) -> Result<Outcome> {
@@ -55,12 +58,28 @@ pub(crate) fn run(root: &Path, program: &str, arguments: &[String]) -> Result<()
 fn release(root: &Path, with_tests: bool, more: &[&str]) -> Result<()> {
     setup::ensure(&[setup::LIBCLANG])?;
     let mut cargo = command::cargo(root);
-    command::run(cargo.args(["build", "--release"]).args(more).args(packages(with_tests)))
+    cargo.args(["build", "--release"]).args(more).args(packages(with_tests));
+    if with_tests {
+        cargo.args(programs(root)?);
+    }
+    command::run(&mut cargo)
 }
 
 fn packages(with_tests: bool) -> Vec<&'static str> {
     let shipped = SHIPPED.iter().map(|(_, package)| *package);
-    shipped.chain(with_tests.then_some(TESTS)).flat_map(|name| ["--package", name]).collect()
+    let tests = with_tests.then_some([TESTS, COUNTS.0]).into_iter().flatten();
+    shipped.chain(tests).flat_map(|name| ["--package", name]).collect()
+}
+
+/// Names what is built of these packages: of the one with many benches only one program.
+fn programs(root: &Path) -> Result<Vec<String>> {
+    let mut names: Vec<String> = SHIPPED.iter().map(|(_, name)| (*name).to_owned()).collect();
+    names.push(COUNTS.1.to_owned());
+    let folder = root.join("tests/src/bin");
+    for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+        names.extend(entry?.path().file_stem().map(|name| name.to_string_lossy().into_owned()));
+    }
+    Ok(names.into_iter().flat_map(|name| ["--bin".to_owned(), name]).collect())
 }
 
 /// Checks that tests which are built beside the shipped programs enable no feature in them.

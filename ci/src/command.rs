@@ -42,6 +42,8 @@ pub(crate) fn cargo(root: &Path) -> Command {
         // No debugger runs there, and panics name their lines without debug information; leaving it
         // out saves a sixth of the compile time.
         command.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+        // Everything is compiled once: what a second compilation could use again is not kept.
+        command.env("CARGO_INCREMENTAL", "0");
     }
     command
 }

@@ -112,11 +112,7 @@ pub(crate) fn bench_ublk(root: &Path, arguments: &[String]) -> Result<()> {
 pub(crate) fn bench_counts(root: &Path, arguments: &[String]) -> Result<()> {
     setup::ensure(&setup::MACHINES)?;
     let daemon = built::daemon(root)?;
-    let mut build = command::cargo(root);
-    build.args(["build", "--quiet", "--release", "--package", "blockd-bench", "--bin", "counts"]);
-    command::run(&mut build)?;
-    let runner = command::target_dir(root).join("release").join("counts");
-    let mut places = vec![("--blockd", daemon), ("--runner", runner)];
+    let mut places = vec![("--blockd", daemon)];
     // The others are part of it unless two builds are compared, or one with its baseline.
     let is_of_ours = |word: &String| {
         ["--before", "--baseline", "--write-baseline"].iter().any(|flag| word.starts_with(flag))

@@ -1,4 +1,4 @@
-//! The programs that cargo builds of tests, run three at a time: they mostly wait.
+//! The programs that cargo builds of tests, run four at a time: they mostly wait.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use crate::command;
 
-/// Programs that run at a time: one more than there are cores on the smallest machine this is for,
-/// which two do not fill.
-const AT_A_TIME: usize = 3;
+/// Programs that run at a time: twice the cores of the smallest machine this is for, which two or
+/// three do not fill.
+const AT_A_TIME: usize = 4;
 
 /// The longest tests, which begin first, or the last of them would run alone in the end.
 const LONG: [&str; 9] = [

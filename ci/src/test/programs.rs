@@ -65,10 +65,6 @@ pub(super) fn run(steps: &mut Steps, root: &Path, long: bool) {
     steps.run("model and simulator", || {
         let mut build = command::cargo(root);
         command::run(build.args(["build", "--release", "--package", "blockd-sim", "--bins"]))?;
-        // By itself: with the simulator it would have the mutations in it.
-        let mut build = command::cargo(root);
-        build.args(["build", "--release", "--package", "blockd-bench", "--bin", "counts"]);
-        command::run(&mut build)?;
         is_built = true;
         Ok(Outcome::Passed)
     });
