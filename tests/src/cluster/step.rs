@@ -119,7 +119,10 @@ impl Step {
             }
             Self::StartPlugin {} => rig.plugin.start(),
             Self::StopPlugin {} => rig.plugin.stop(),
-            Self::StartDaemon {} => rig.daemon.start().map(drop),
+            Self::StartDaemon {} => {
+                rig.daemon.start()?;
+                rig.wait_until_ready()
+            }
             Self::Reboot {} => bail!("a reboot is for a machine"),
             Self::Write { path, bytes, seed } => {
                 write(Path::new(&bindings.text(path)?), *bytes, *seed)

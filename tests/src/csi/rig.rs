@@ -102,11 +102,20 @@ impl Rig {
         daemon.start()?;
         let mut plugin = Plugin::new(name, &daemon.control_socket(), settings)?;
         plugin.start()?;
-        // The daemon can be reached a moment before it reports that it is ready.
-        let driver = plugin.driver()?;
+        let rig = Self { plugin, daemon };
+        rig.wait_until_ready()?;
+        Ok(rig)
+    }
+
+    /// Waits until the plugin reports that its daemon is ready, which can be a moment after the
+    /// daemon can be reached.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn wait_until_ready(&self) -> Result<()> {
+        let driver = self.plugin.driver()?;
         let is_ready = || driver.probe(ProbeRequest {}).ok()?.ready.filter(|ready| *ready);
-        tools::wait_until("daemon and plugin to be ready", START_LIMIT, is_ready)?;
-        Ok(Self { plugin, daemon })
+        tools::wait_until("daemon and plugin to be ready", START_LIMIT, is_ready).map(drop)
     }
 
     /// The daemon as it is asked directly.
