@@ -141,7 +141,12 @@ impl Attach {
             }
             let already = if attached.changed { "" } else { " already" };
             let how = if attached.volume.read_only { ", read-only" } else { "" };
-            format!("{}: attached{already}{how}\n{}\n", attached.volume.name, attached.place)
+            let name = &attached.volume.name;
+            let sealed = match encryption::is_encrypted(&attached.volume) {
+                true => format!("its data is encrypted: `blockd add {name} --encrypt` opens it\n"),
+                false => String::new(),
+            };
+            format!("{name}: attached{already}{how}\n{}\n{sealed}", attached.place)
         })
     }
 }

@@ -15,6 +15,7 @@ use blockd_media::error::{Error, ErrorKind, shown};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, Flock, FlockArg, fcntl};
 
+use super::amount;
 use super::client::Client;
 use super::labels::Pairs;
 
@@ -97,7 +98,7 @@ impl Encryption {
     pub(super) async fn check(client: &mut Client, name: &str, pool: &str) -> Result<(), Error> {
         let Some(volume) = found(client, name, pool).await? else { return Ok(()) };
         mapping_name(&volume)?;
-        if volume.labels.contains_key(LABEL) || volume.valid_bytes == 0 {
+        if is_encrypted(&volume) || volume.valid_bytes == 0 {
             return Ok(());
         }
         let problem = "holds data that is not encrypted; copy it to a volume that is new";
@@ -117,10 +118,11 @@ impl Encryption {
         let mut lock = locked(device, LOCK_LIMIT)?;
         if let Some((open, mapping)) = over(volume)? {
             ended(&Call::test(device, &self.key), &volume.name)?;
+            let has_grown = self.grow(volume, &open, &mapping)?;
             // A volume that was renamed has the mapping by its former name.
             let path = Path::new(MAPPER).join(&open);
             let path = if path.exists() { path } else { mapping.path };
-            return Ok((path.display().to_string(), false));
+            return Ok((path.display().to_string(), has_grown));
         }
         match find(&name)? {
             Some(there) if !there.over.is_empty() => {
@@ -138,6 +140,39 @@ impl Encryption {
         }
         ended(&Call::open(device, &name, &self.key, volume.read_only), &volume.name)?;
         Ok((path_of(&name)?, true))
+    }
+
+    /// Makes an open mapping as large as its device, which may show its volume's size later than
+    /// the volume has it. Returns whether that changed it.
+    fn grow(&self, volume: &Volume, name: &str, mapping: &Mapping) -> Result<bool, Error> {
+        let whole = amount(volume.size_bytes).saturating_sub(HEADER_BYTES);
+        if mapping.size_bytes >= whole {
+            return Ok(false);
+        }
+        ended(&Call::resize(name, &self.key), &volume.name)?;
+        Ok(find(name)?.is_some_and(|now| now.size_bytes != mapping.size_bytes))
+    }
+}
+
+/// Whether a volume was added with --encrypt.
+pub(super) fn is_encrypted(volume: &Volume) -> bool {
+    volume.labels.contains_key(LABEL)
+}
+
+/// The part of a size that is for data, which people see.
+pub(super) fn data_bytes(volume: &Volume, bytes: u64) -> u64 {
+    bytes.saturating_sub(if is_encrypted(volume) { HEADER_BYTES } else { 0 })
+}
+
+/// The size of the device for a new size of a volume: that of an encrypted one is of its data.
+pub(super) async fn resized_bytes(
+    client: &mut Client,
+    (name, pool): (&str, &str),
+    (text, bytes): (&str, i64),
+) -> Result<i64, Error> {
+    match found(client, name, pool).await? {
+        Some(volume) if is_encrypted(&volume) => Encryption::device_bytes(text, bytes),
+        _ => Ok(bytes),
     }
 }
 

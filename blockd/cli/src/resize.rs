@@ -4,13 +4,15 @@ use blockd_api::v1::{ResizeVolumeRequest, Volume};
 use blockd_media::error::Error;
 use serde::Serialize;
 
-use super::{Context, amount, answers, names, size_argument};
+use super::{Context, amount, answers, encryption, names, size_argument};
 
 /// Change a volume's size
 ///
 /// Growing takes no space. Shrinking loses what lies beyond the new size, and has to be asked for.
 /// A block device shows the new size at once where the kernel can do that (6.16 or newer), and else
 /// after `detach` and `attach`. Clients that are connected over NBD see it when they connect again.
+/// Of a volume that was added with --encrypt the size is that of its data, as it is for `add`, and
+/// the mapping shows it after `add` with the new size and the key.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd resize data --size 20G")]
 pub(crate) struct Resize {
@@ -45,6 +47,8 @@ impl Resize {
         names::place(&mut self.pool, [&mut self.name])?;
         let size_bytes = size_argument("size", &self.size)?;
         let mut client = context.client().await?;
+        let (volume, size) = ((&*self.name, &*self.pool), (&*self.size, size_bytes));
+        let size_bytes = encryption::resized_bytes(&mut client, volume, size).await?;
         let request = ResizeVolumeRequest {
             name: self.name.clone(),
             pool: self.pool,
@@ -66,11 +70,12 @@ impl Resize {
 
 fn human(resized: &Resized, context: &Context) -> String {
     let name = &resized.volume.name;
-    let now = context.output.size(amount(resized.volume.size_bytes));
+    let shown = |bytes| context.output.size(encryption::data_bytes(&resized.volume, bytes));
+    let now = shown(amount(resized.volume.size_bytes));
     if !resized.changed {
         return format!("{name}: has {now} already\n");
     }
-    let before = context.output.size(resized.previous_size_bytes);
+    let before = shown(resized.previous_size_bytes);
     let late = match resized.connections_with_old_size {
         0 if resized.device_has_old_size => {
             let device = match resized.volume.device_path.as_str() {
@@ -82,5 +87,11 @@ fn human(resized: &Resized, context: &Context) -> String {
         0 => String::new(),
         count => format!("; {count} connection(s) see it when they connect again"),
     };
-    format!("{name}: {now}, was {before}{late}\n")
+    let sealed = match encryption::is_encrypted(&resized.volume) {
+        true => {
+            format!("; the mapping shows it after `blockd add {name} --encrypt`, with size and key")
+        }
+        false => String::new(),
+    };
+    format!("{name}: {now}, was {before}{late}{sealed}\n")
 }

@@ -4,15 +4,23 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
+use std::sync::Once;
 
+use rustix::process::{Resource, Rlimit, setrlimit};
 use zeroize::Zeroizing;
 
 /// The longest key: the CSI specification limits all secrets of a call together to this, and a key
 /// file that is longer could not be the key of a claim.
 pub const MAX_KEY_BYTES: usize = 4096;
 
+/// Bytes of a core dump that a process with a key may leave: fewer than any has. With 1 the kernel
+/// starts no program that takes dumps either, which it does with 0 (`do_coredump` in its
+/// `fs/coredump.c`).
+const CORE_BYTES: u64 = 1;
+
 /// The bytes of a key, taken as they are: an end of line belongs to them. The memory is overwritten
-/// when it is dropped, and no `Debug` shows it.
+/// when it is dropped, and no `Debug` shows it. A process that has had a key, and those that it
+/// starts, leave no core dump.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key(Zeroizing<Vec<u8>>);
 
@@ -32,6 +40,7 @@ impl Key {
     /// There are none, or more than [`MAX_KEY_BYTES`].
     pub fn new(bytes: Vec<u8>) -> Result<Self, BadKey> {
         let bytes = Zeroizing::new(bytes);
+        no_core_dumps();
         match bytes.len() {
             0 => Err(BadKey::Empty),
             1..=MAX_KEY_BYTES => Ok(Self(bytes)),
@@ -58,6 +67,15 @@ impl Key {
     }
 }
 
+/// Sets the limit of core dumps, once. A process that may not have one of 1 has 0 for good.
+fn no_core_dumps() {
+    static DONE: Once = Once::new();
+    DONE.call_once(|| {
+        let limit = Rlimit { current: Some(CORE_BYTES), maximum: Some(CORE_BYTES) };
+        let _ = setrlimit(Resource::Core, limit);
+    });
+}
+
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(hidden)")
@@ -79,6 +97,16 @@ mod tests {
     fn a_key_is_not_shown() {
         let key = Key::new(b"very-secret".to_vec()).unwrap();
         assert_eq!(format!("{key:?} {:?}", Some(&key)), "Key(hidden) Some(Key(hidden))");
+    }
+
+    #[test]
+    fn what_a_process_with_a_key_starts_leaves_no_core_dump() {
+        let _key = Key::new(b"very-secret".to_vec()).unwrap();
+        let limits = std::process::Command::new("cat").arg("/proc/self/limits").output().unwrap();
+        let limits = String::from_utf8(limits.stdout).unwrap();
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).unwrap();
+        let most = line.split_whitespace().next().unwrap().parse::<u64>().unwrap();
+        assert!(most <= CORE_BYTES, "{line}");
     }
 
     #[test]

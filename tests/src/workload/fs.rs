@@ -1,6 +1,7 @@
 //! `fs`: what people put on block devices: file systems, partitions, encryption, volume groups,
 //! and tools that trim, zero and grow them.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -237,8 +238,9 @@ impl Steps<'_> {
     /// The command's own encryption: made once, opened again, and with no other key.
     fn encrypted(&self) -> Result<()> {
         guest::shell("echo secret >/tmp/key; echo other >/tmp/other")?;
+        let size = Cell::new("64M");
         let add = |key: &str| {
-            let words = ["add", "--encrypt", "--key-file", key, "--size", "64M", "sealed"];
+            let words = ["add", "--encrypt", "--key-file", key, "--size", size.get(), "sealed"];
             self.daemon.cli(&words)
         };
         let added = add("/tmp/key")?;
@@ -256,10 +258,19 @@ impl Steps<'_> {
             ensure!(said.contains("is in use: unmount it"), "{verb}: {said}");
         }
         guest::shell("umount /mnt/sealed")?;
+        size.set("96M");
+        let resized = self.daemon.cli(&["resize", "--size", size.get(), "sealed"])?;
+        if resized["device_has_old_size"] == false {
+            ensure!(add("/tmp/key")?["changed"] == true, "the mapping did not grow");
+            let bytes = guest::shell(&format!("blockdev --getsize64 {mapping}"))?;
+            ensure!(bytes.trim() == (96 << 20).to_string(), "the grown mapping has {bytes} bytes");
+        }
         self.daemon.cli(&["detach", "sealed"])?;
         let said = format!("{:?}", add("/tmp/other").map(drop));
         ensure!(said.contains("the key of --key-file opens none of its key slots"), "{said}");
         ensure!(add("/tmp/key")?["changed"] == true, "it was not opened again");
+        let bytes = guest::shell(&format!("blockdev --getsize64 {mapping}"))?;
+        ensure!(bytes.trim() == (96 << 20).to_string(), "the new mapping has {bytes} bytes");
         guest::shell(&format!(
             "mount -t ext4 {mapping} /mnt/sealed; diff -r /usr/bin /mnt/sealed/bin
              umount /mnt/sealed"
