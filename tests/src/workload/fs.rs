@@ -238,7 +238,7 @@ impl Steps<'_> {
     /// The command's own encryption: made once, opened again, and with no other key.
     fn encrypted(&self) -> Result<()> {
         guest::shell("echo secret >/tmp/key; echo other >/tmp/other")?;
-        let size = Cell::new("64M");
+        let size = Cell::new("128M");
         let add = |key: &str| {
             let words = ["add", "--encrypt", "--key-file", key, "--size", size.get(), "sealed"];
             self.daemon.cli(&words)
@@ -247,7 +247,7 @@ impl Steps<'_> {
         let mapping = "/dev/mapper/blockd-default-sealed";
         ensure!(added["where"] == mapping && added["created"] == true, "{added}");
         let bytes = guest::shell(&format!("blockdev --getsize64 {mapping}"))?;
-        ensure!(bytes.trim() == (64 << 20).to_string(), "the mapping has {bytes} bytes");
+        ensure!(bytes.trim() == (128 << 20).to_string(), "the mapping has {bytes} bytes");
         guest::shell(&format!(
             "mkfs.ext4 -q {mapping}; mkdir -p /mnt/sealed; mount -t ext4 {mapping} /mnt/sealed
              cp -a /usr/bin /mnt/sealed/"
@@ -258,19 +258,19 @@ impl Steps<'_> {
             ensure!(said.contains("is in use: unmount it"), "{verb}: {said}");
         }
         guest::shell("umount /mnt/sealed")?;
-        size.set("96M");
+        size.set("160M");
         let resized = self.daemon.cli(&["resize", "--size", size.get(), "sealed"])?;
         if resized["device_has_old_size"] == false {
             ensure!(add("/tmp/key")?["changed"] == true, "the mapping did not grow");
             let bytes = guest::shell(&format!("blockdev --getsize64 {mapping}"))?;
-            ensure!(bytes.trim() == (96 << 20).to_string(), "the grown mapping has {bytes} bytes");
+            ensure!(bytes.trim() == (160 << 20).to_string(), "the grown mapping has {bytes} bytes");
         }
         self.daemon.cli(&["detach", "sealed"])?;
         let said = format!("{:?}", add("/tmp/other").map(drop));
         ensure!(said.contains("the key of --key-file opens none of its key slots"), "{said}");
         ensure!(add("/tmp/key")?["changed"] == true, "it was not opened again");
         let bytes = guest::shell(&format!("blockdev --getsize64 {mapping}"))?;
-        ensure!(bytes.trim() == (96 << 20).to_string(), "the new mapping has {bytes} bytes");
+        ensure!(bytes.trim() == (160 << 20).to_string(), "the new mapping has {bytes} bytes");
         guest::shell(&format!(
             "mount -t ext4 {mapping} /mnt/sealed; diff -r /usr/bin /mnt/sealed/bin
              umount /mnt/sealed"
