@@ -105,6 +105,10 @@ impl DataPath for FakeDataPath {
         Box::pin(async move { !is_busy })
     }
 
+    fn answer_flushes(&self, _pool: [u8; 16]) -> Answer<'_, ()> {
+        Box::pin(async {})
+    }
+
     fn serve(&self, pool: [u8; 16]) -> Answer<'_, ()> {
         self.standing.lock().remove(&pool);
         Box::pin(async {})
