@@ -8,6 +8,8 @@ mod freeze;
 mod handover;
 mod lab;
 mod machine;
+mod migrate;
+mod natively;
 mod race;
 #[expect(unsafe_code, reason = "ioctls of persistent reservations")]
 mod reservation;
@@ -21,6 +23,7 @@ pub use blocks::blocks;
 pub use fence::fence;
 pub use freeze::freeze;
 pub use handover::handover;
+pub use migrate::{migrate, records};
 pub use race::race;
 pub use reservation::reservation;
 pub use reset::reset;
