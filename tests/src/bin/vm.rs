@@ -96,6 +96,15 @@ enum Hosts {
     CoordinatorAway(HostsArguments),
     /// A virtual machine with a mounted disk moves between two daemons while it writes
     Migrate(MigrateArguments),
+    /// Many cells of one daemon on this machine: memory, threads, files, a start with all of them
+    Many {
+        /// Cells to make.
+        #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        cells: u64,
+        /// 50 cells.
+        #[arg(long, conflicts_with = "cells")]
+        short: bool,
+    },
     /// Lines of shell, each with its output, its end and its time
     Script {
         /// The kernel: 6.12 with iSCSI, or 7 with NVMe over TCP.
@@ -139,6 +148,9 @@ struct MigrateArguments {
     #[arg(long, conflicts_with = "rounds")]
     short: bool,
 }
+
+/// Cells of the short form.
+const SHORT_CELLS: u64 = 50;
 
 /// Migrations of the short form, one in each direction.
 const SHORT_MIGRATIONS: u64 = 2;
@@ -411,6 +423,12 @@ fn hosts(what: &Hosts) -> Result<()> {
             rounds("coordinator-away", form, workload::hosts::coordinator_away)
         }
         Hosts::Migrate(form) => migrations(form),
+        Hosts::Many { cells, short } => {
+            let start = Clock::start();
+            let said = workload::hosts::many(if *short { SHORT_CELLS } else { *cells })?;
+            println!("hosts many: {said}; {:.1} s", start.elapsed().as_secs_f64());
+            Ok(())
+        }
         Hosts::Script { kernel, lines } => hosts_script(kernel, lines),
     }
 }

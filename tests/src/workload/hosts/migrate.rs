@@ -52,7 +52,8 @@ pub fn migrate(part: &Part) -> Result<String> {
     let (mut pauses, mut gaps) = (Vec::new(), Vec::new());
     let mut failures = FAILURES.iter();
     for round in 1..=part.rounds {
-        let moved = guest.migrate().with_context(|| format!("migration {round}"))?;
+        let moved = guest.migrate();
+        let moved = moved.with_context(|| format!("migration {round}; {}", guest.last_words()))?;
         println!(
             "{}: {round} of {}: to {}, pause {} ms, longest gap of the writer {:.2} s",
             part.name,
@@ -65,7 +66,8 @@ pub fn migrate(part: &Part) -> Result<String> {
         gaps.push(moved.gap);
         if let Some(failure) = failures.next() {
             let (name, how) = (part.name, failure.name());
-            let gap = guest.fail(*failure).with_context(|| format!("a migration, {how}"))?;
+            let gap = guest.fail(*failure);
+            let gap = gap.with_context(|| format!("a migration, {how}; {}", guest.last_words()))?;
             let gap = gap.as_secs_f64();
             println!("{name}: a migration, {how}: longest gap of the writer {gap:.2} s");
         }

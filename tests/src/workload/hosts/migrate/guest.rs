@@ -249,6 +249,11 @@ impl Guest {
         Ok(())
     }
 
+    /// The ends of both daemons' logs.
+    pub(super) fn last_words(&self) -> String {
+        self.hosts.each_ref().map(Daemon::last_words).join("\n")
+    }
+
     /// How often the cell has changed hands so far.
     fn handovers(&self) -> usize {
         self.hosts.iter().map(|host| host.log().matches("was handed over").count()).sum()
