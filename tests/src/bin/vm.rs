@@ -99,7 +99,7 @@ enum Hosts {
     /// Many cells of one daemon on this machine: memory, threads, files, a start with all of them
     Many {
         /// Cells to make.
-        #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+        #[arg(long, default_value_t = CELLS)]
         cells: u64,
         /// 50 cells.
         #[arg(long, conflicts_with = "cells")]
@@ -149,7 +149,8 @@ struct MigrateArguments {
     short: bool,
 }
 
-/// Cells of the short form.
+/// Cells of one daemon, as many as volumes that a host may well have; and those of the short form.
+const CELLS: u64 = 500;
 const SHORT_CELLS: u64 = 50;
 
 /// Migrations of the short form, one in each direction.

@@ -161,6 +161,7 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
         accept_loss: false,
         commit_interval: Duration::from_secs(1),
         ring_records: 1 << 10,
+        sparing: false,
         extend_socket: None,
         space: crate::config::SpaceConfig::default(),
     }
