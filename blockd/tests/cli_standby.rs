@@ -223,6 +223,30 @@ fn a_client_that_leaves_fetches_no_cell() {
 }
 
 #[test]
+fn a_flush_on_standby_is_answered_without_the_cell() {
+    let folder = shared();
+    let hosts = prepared(folder.path(), "");
+    let first = place(&hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]));
+    let mut here = connect(&first);
+    let data = pattern(MIB, 7);
+    here.write(0, &data, false).unwrap();
+    hosts[1].ok(&["cell", "standby", "--nbd", "local/one", "data"]);
+    hosts[1].ok(&["cell", "handover", "local/one"]);
+    // As QEMU does when it ends after a migration: all that was answered is durable.
+    here.flush().unwrap();
+    here.flush().unwrap();
+    assert_eq!(state(&hosts[1]).0, "open");
+    assert!(!hosts[1].log().contains("was handed over"), "{}", hosts[1].log());
+    // A request behind a flush waits, and fetches the cell.
+    let mut read = vec![0; MIB];
+    here.read(0, &mut read).unwrap();
+    assert!(read == data);
+    here.write(0, &pattern(BLOCK, 1), false).unwrap();
+    here.flush().unwrap();
+    assert_eq!(state(&hosts[0]).0, "open");
+}
+
+#[test]
 fn a_volume_or_cell_that_is_gone_is_on_standby_no_more() {
     let folder = shared();
     let hosts = prepared(folder.path(), "");

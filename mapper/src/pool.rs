@@ -442,8 +442,8 @@ impl Pool {
         &self.stripes[stripe_index(lineage, slot)]
     }
 
-    pub(crate) fn new_stripes() -> Box<[Mutex<Stripe>]> {
-        (0..STRIPES).map(|_| Mutex::new(Stripe::new())).collect()
+    pub(crate) fn new_stripes(room: usize) -> Box<[Mutex<Stripe>]> {
+        (0..STRIPES).map(|_| Mutex::new(Stripe::new(room))).collect()
     }
 
     /// Puts a change into the ring. Its room was reserved; without, the pool must not go on.
@@ -539,7 +539,7 @@ impl Pool {
             arena,
             counts: (0..MAX_DEVICES).map(|_| SharedCounts::default()).collect(),
             read_cache: ReadCache::new(geometry, tuning.read_cache),
-            stripes: Self::new_stripes(),
+            stripes: Self::new_stripes(tuning.stripe_room),
             gate: MutationGate::new(slots, next_lsn),
             epochs: IoEpochs::new(slots),
             ring,

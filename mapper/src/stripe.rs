@@ -8,8 +8,8 @@ use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
 pub(crate) const STRIPES: usize = 256;
 
 /// Slow writes in flight on one stripe. A sequential writer keeps all of its queue on one leaf, so
-/// this bounds its useful queue depth; the memory is touched only when used.
-const MAX_IN_FLIGHT: usize = 256;
+/// this bounds its useful queue depth.
+pub(crate) const MAX_IN_FLIGHT: usize = 256;
 
 /// The stripe of a slot. Multiplicative hashing: neighbouring slots land far apart.
 pub(crate) fn stripe_index(lineage: VolumeId, slot: SlotIndex) -> usize {
@@ -87,8 +87,9 @@ pub(crate) struct Stripe {
 }
 
 impl Stripe {
-    pub(crate) fn new() -> Self {
-        Self { in_flight: Vec::with_capacity(MAX_IN_FLIGHT), awaited: false }
+    /// An empty one with memory for `room` writes. Those beyond it make it grow.
+    pub(crate) fn new(room: usize) -> Self {
+        Self { in_flight: Vec::with_capacity(room), awaited: false }
     }
 
     pub(crate) fn is_full(&self) -> bool {

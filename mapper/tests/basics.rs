@@ -5,10 +5,12 @@ mod common;
 use blockd_mapper::engine::{Control, Outcome, Releasing};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::io::IoError;
+use blockd_mapper::open::OpenOptions;
 use blockd_mapper::plan::{ParkReason, Plan, Step};
+use blockd_mapper::pool::Tuning;
 use blockd_mapper::space::VolumeSettings;
 use blockd_mapper::worker::Attachment;
-use common::Rig;
+use common::{Media, Rig};
 
 const MIB: usize = 1 << 20;
 const K: usize = 1024;
@@ -334,6 +336,30 @@ fn checkpoints_under_writes_take_no_leaves_for_good() {
         "{} of {spare} are left",
         rig.pool.spare_leaves()
     );
+}
+
+#[test]
+fn a_sparing_pool_makes_more_leaves_only_when_few_are_left() {
+    let mut media = Media::new(&[128 * MIB]);
+    media.create();
+    let options = OpenOptions { tuning: Tuning::sparing(), ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let id = rig.create("a", 600 << 24);
+    let volume = rig.attach(id);
+    let of = |slot: u64| pattern(u8::try_from(slot % 251).unwrap(), 4096);
+    for slot in 0..400 {
+        rig.write(&volume, slot << 24, &of(slot)).unwrap();
+    }
+    rig.settle();
+    // Of its first block, where another pool makes the second one at its first write.
+    assert!(rig.pool.spare_leaves() < 512, "{} leaves are ready", rig.pool.spare_leaves());
+    for slot in 400..600 {
+        rig.write(&volume, slot << 24, &of(slot)).unwrap();
+    }
+    rig.check();
+    for slot in 0..600 {
+        assert!(rig.read(&volume, slot << 24, 4096) == of(slot), "slot {slot}");
+    }
 }
 
 #[test]

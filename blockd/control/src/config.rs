@@ -46,6 +46,8 @@ pub struct PoolConfig {
     pub commit_interval: Duration,
     /// Records that each worker's slot of the delta ring holds.
     pub ring_records: u64,
+    /// Whether it is one of many, which take less memory each.
+    pub sparing: bool,
     /// Where requests for more space are answered; nowhere without it.
     pub extend_socket: Option<PathBuf>,
     /// The policy when it fills up.

@@ -62,6 +62,10 @@ impl DataPath for Serving {
         })
     }
 
+    fn answer_flushes(&self, pool: [u8; 16]) -> Answer<'_, ()> {
+        Box::pin(self.0.answer_flushes(pool))
+    }
+
     fn serve(&self, pool: [u8; 16]) -> Answer<'_, ()> {
         Box::pin(self.0.serve(pool))
     }

@@ -1,6 +1,7 @@
 //! Settings of an open pool, and its space in figures.
 
 use crate::space::Marks;
+use crate::stripe::MAX_IN_FLIGHT;
 
 /// Settings of an open pool that its format doesn't fix.
 #[derive(Clone, Debug)]
@@ -31,6 +32,9 @@ pub struct Tuning {
     pub whole_blocks: bool,
     /// Log blocks of one commit, at the most; also the pages of one metadata write.
     pub commit_blocks: usize,
+    /// Slow writes for which each stripe has memory from the start. A page of it is touched at
+    /// once, and the rest when it is used.
+    pub stripe_room: usize,
     /// Where the pool's states begin. `None`: it is never slowed down, and only full when it is.
     pub marks: Option<Marks>,
     /// Bytes a second that folds may copy; 0: nothing is folded.
@@ -57,12 +61,23 @@ impl Default for Tuning {
             synchronous: false,
             whole_blocks: false,
             commit_blocks: 64,
+            stripe_room: MAX_IN_FLIGHT,
             marks: None,
             fold_rate: 64 << 20,
             evacuation_rate: 64 << 20,
             read_cache: 0,
             claimed: false,
         }
+    }
+}
+
+impl Tuning {
+    /// For a pool that is one of many: less memory from the start, and allocations on the path of
+    /// a first write. A block of leaves, 2 MiB, is the rest of it. The next one is made when the
+    /// free leaves are those of 4 GiB at the default extent, and a commit has up to 64 KiB.
+    #[must_use]
+    pub fn sparing() -> Self {
+        Self { spare_leaves: 64, commit_blocks: 16, stripe_room: 0, ..Self::default() }
     }
 }
 

@@ -94,6 +94,17 @@ enum Hosts {
     Standby(HostsArguments),
     /// The lock manager of a host dies while one of its cells is written full
     CoordinatorAway(HostsArguments),
+    /// A virtual machine with a mounted disk moves between two daemons while it writes
+    Migrate(MigrateArguments),
+    /// Many cells of one daemon on this machine: memory, threads, files, a start with all of them
+    Many {
+        /// Cells to make.
+        #[arg(long, default_value_t = CELLS)]
+        cells: u64,
+        /// 50 cells.
+        #[arg(long, conflicts_with = "cells")]
+        short: bool,
+    },
     /// Lines of shell, each with its output, its end and its time
     Script {
         /// The kernel: 6.12 with iSCSI, or 7 with NVMe over TCP.
@@ -124,6 +135,26 @@ struct HostsArguments {
 
 /// Rounds of the short form.
 const SHORT_ROUNDS: u64 = 3;
+
+#[derive(clap::Args, Debug)]
+struct MigrateArguments {
+    /// The guest's kernel: 6.12, 7, or all, one after the other.
+    #[arg(long, value_name = "KERNEL", default_value = "all")]
+    kernel: String,
+    /// Migrations, to and fro in turn. Three that fail come between them.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    rounds: u64,
+    /// Two migrations, and two that fail.
+    #[arg(long, conflicts_with = "rounds")]
+    short: bool,
+}
+
+/// Cells of one daemon, as many as volumes that a host may well have; and those of the short form.
+const CELLS: u64 = 500;
+const SHORT_CELLS: u64 = 50;
+
+/// Migrations of the short form, one in each direction.
+const SHORT_MIGRATIONS: u64 = 2;
 
 #[derive(clap::Args, Debug)]
 struct RunArguments {
@@ -203,6 +234,12 @@ enum Inside {
         owner: u64,
         /// The last write that was flushed.
         last: Option<u64>,
+    },
+    /// Numbered records on a file system, as the machine that migrates writes them.
+    Records {
+        folder: PathBuf,
+        port: PathBuf,
+        stop: PathBuf,
     },
     Neighbours {
         #[arg(long)]
@@ -335,6 +372,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             Inside::Blocks { device, what, owner, last } => {
                 workload::hosts::blocks(device, what, *owner, *last)
             }
+            Inside::Records { folder, port, stop } => workload::hosts::records(folder, port, stop),
             Inside::SafetyHost => workload::safety::host(),
             Inside::Space => workload::space::inside(*seed),
             Inside::SpaceBeside => workload::space::inside_beside(*seed),
@@ -385,6 +423,13 @@ fn hosts(what: &Hosts) -> Result<()> {
         Hosts::CoordinatorAway(form) => {
             rounds("coordinator-away", form, workload::hosts::coordinator_away)
         }
+        Hosts::Migrate(form) => migrations(form),
+        Hosts::Many { cells, short } => {
+            let start = Clock::start();
+            let said = workload::hosts::many(if *short { SHORT_CELLS } else { *cells })?;
+            println!("hosts many: {said}; {:.1} s", start.elapsed().as_secs_f64());
+            Ok(())
+        }
         Hosts::Script { kernel, lines } => hosts_script(kernel, lines),
     }
 }
@@ -396,18 +441,36 @@ fn rounds(
     part: impl Fn(&Part) -> Result<String>,
 ) -> Result<()> {
     for kernel in Which::chosen(&arguments.kernel)? {
-        let release = Kernel::get(kernel)?.release;
         let HostsArguments { rounds, short, seed, .. } = *arguments;
         let rounds = if short { SHORT_ROUNDS } else { rounds };
         let form = if short { Form::Short } else { Form::Long };
-        let start = Clock::start();
-        let said = part(&Part { name, run: Run { kernel, form, seed }, rounds });
-        let said = said.with_context(|| {
-            let kernel = kernel.name();
-            format!("on {release}; repeat with: cargo ci vm hosts {name} --kernel {kernel} --seed {seed}")
-        })?;
-        println!("hosts {name}, {release}: {said}; {:.1} s", start.elapsed().as_secs_f64());
+        let run = Run { kernel, form, seed };
+        summed_up(&Part { name, run, rounds }, &format!("--seed {seed}"), &part)?;
     }
+    Ok(())
+}
+
+/// Moves a machine to and fro on each of the kernels.
+fn migrations(arguments: &MigrateArguments) -> Result<()> {
+    let MigrateArguments { rounds, short, .. } = *arguments;
+    let rounds = if short { SHORT_MIGRATIONS } else { rounds };
+    let form = if short { Form::Short } else { Form::Default };
+    for kernel in Which::chosen(&arguments.kernel)? {
+        let part = Part { name: "migrate", run: Run { kernel, form, seed: 1 }, rounds };
+        summed_up(&part, &format!("--rounds {rounds}"), workload::hosts::migrate)?;
+    }
+    Ok(())
+}
+
+/// Runs a part of the laboratory on one kernel, and prints a line about it.
+fn summed_up(part: &Part, repeat: &str, run: impl Fn(&Part) -> Result<String>) -> Result<()> {
+    let release = Kernel::get(part.run.kernel)?.release;
+    let (name, start) = (part.name, Clock::start());
+    let said = run(part).with_context(|| {
+        let kernel = part.run.kernel.name();
+        format!("on {release}; repeat with: cargo ci vm hosts {name} --kernel {kernel} {repeat}")
+    })?;
+    println!("hosts {name}, {release}: {said}; {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
 

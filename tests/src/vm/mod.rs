@@ -17,6 +17,7 @@ mod initramfs;
 mod kernel;
 mod network;
 mod packages;
+mod qmp;
 mod running;
 
 use std::fs;
@@ -33,6 +34,7 @@ pub use drive::{Drive, Persistence};
 use initramfs::Initramfs;
 pub use kernel::{Kernel, Which};
 pub use network::Network;
+pub use qmp::Monitor;
 pub use running::{Output, Running};
 
 /// A program beyond this size is stripped before it goes into the guest, which has to unpack it.
@@ -275,11 +277,7 @@ impl Vm {
         fs::write(folder.join("root"), root)?;
         let mut attempt = 1;
         loop {
-            let mut command = Command::new(&qemu);
-            self.machine(&mut command, &kernel, &folder)?;
-            fs::write(folder.join("command"), tools::describe(&command))?;
-            let mut running =
-                Running::start(command, folder.clone(), self.limit, self.expected.clone())?;
+            let mut running = self.spawn(&qemu, &kernel, folder.clone())?;
             match running.booted() {
                 Ok(()) => return Ok(running),
                 Err(_) if attempt < BOOTS && running.emulator_failed() => {
@@ -289,6 +287,25 @@ impl Vm {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Starts a qemu that waits for the guest of another one, as the argument `-incoming` says.
+    /// Only further arguments may differ between the two.
+    ///
+    /// # Errors
+    /// When the machine can't be started.
+    pub fn start_incoming(&self, source: &Running) -> Result<Running> {
+        let qemu = tools::find("qemu-system-x86_64")?;
+        let folder = self.folder()?;
+        fs::hard_link(source.root(), folder.join("root")).context("linking the guest's root")?;
+        self.spawn(&qemu, &Kernel::get(self.kernel)?, folder)
+    }
+
+    fn spawn(&self, qemu: &Path, kernel: &Kernel, folder: PathBuf) -> Result<Running> {
+        let mut command = Command::new(qemu);
+        self.machine(&mut command, kernel, &folder)?;
+        fs::write(folder.join("command"), tools::describe(&command))?;
+        Running::start(command, folder, self.limit, self.expected.clone())
     }
 
     /// A folder of this run alone.

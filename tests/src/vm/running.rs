@@ -162,6 +162,21 @@ impl Running {
         self.close(seconds)
     }
 
+    /// The archive that the guest's kernel unpacks.
+    pub(super) fn root(&self) -> PathBuf {
+        self.folder.join("root")
+    }
+
+    /// Waits for the end of a qemu without a guest: the guest has migrated to another one, or never
+    /// came.
+    ///
+    /// # Errors
+    /// When qemu does not end, or the kernel had complained.
+    pub fn left(mut self) -> Result<()> {
+        self.wait_for_exit()?;
+        self.close(0.0).map(|_| ())
+    }
+
     /// Cuts the power, wherever the guest is.
     ///
     /// # Errors

@@ -8,6 +8,9 @@ mod freeze;
 mod handover;
 mod lab;
 mod machine;
+mod many;
+mod migrate;
+mod natively;
 mod race;
 #[expect(unsafe_code, reason = "ioctls of persistent reservations")]
 mod reservation;
@@ -21,6 +24,8 @@ pub use blocks::blocks;
 pub use fence::fence;
 pub use freeze::freeze;
 pub use handover::handover;
+pub use many::many;
+pub use migrate::{migrate, records};
 pub use race::race;
 pub use reservation::reservation;
 pub use reset::reset;

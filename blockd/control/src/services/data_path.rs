@@ -28,6 +28,9 @@ pub trait DataPath: Send + Sync + 'static {
     /// if that takes too long: then nothing has changed.
     fn stand_by(&self, pool: [u8; 16]) -> Answer<'_, bool>;
 
+    /// Answers flushes of a pool's clients that stand by: it was closed in order.
+    fn answer_flushes(&self, pool: [u8; 16]) -> Answer<'_, ()>;
+
     /// Serves the clients of a pool's volumes again, which is open now.
     fn serve(&self, pool: [u8; 16]) -> Answer<'_, ()>;
 

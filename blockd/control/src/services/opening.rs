@@ -215,6 +215,7 @@ impl Control {
         let (mut wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         if self.is_in_cell(&config.devices[0].path) {
             wanted.ring_records = wanted.ring_records.min(CELL_RING_RECORDS);
+            wanted.sparing = true;
         }
         let node = self.0.options.node.map_or(0, NodeId::number);
         let others = self.devices_of_others(&config.name);

@@ -181,6 +181,7 @@ pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         claim_wait: config.claim_wait,
         commit_interval: config.commit_interval,
         ring_records: config.ring_records,
+        sparing: config.sparing,
         node: 0,
         taken_from: None,
         marks: config.space.marks,
@@ -286,6 +287,7 @@ mod tests {
             accept_loss: false,
             commit_interval: Duration::from_secs(1),
             ring_records: 1 << 10,
+            sparing: false,
             extend_socket: None,
             space: crate::config::SpaceConfig::default(),
         }

@@ -362,6 +362,7 @@ impl Control {
             }
             return Err(error);
         }
+        self.0.data_path.answer_flushes(handle.id()).await;
         self.forget_but_attachments(&pool).await
     }
 

@@ -105,6 +105,10 @@ impl DataPath for FakeDataPath {
         Box::pin(async move { !is_busy })
     }
 
+    fn answer_flushes(&self, _pool: [u8; 16]) -> Answer<'_, ()> {
+        Box::pin(async {})
+    }
+
     fn serve(&self, pool: [u8; 16]) -> Answer<'_, ()> {
         self.standing.lock().remove(&pool);
         Box::pin(async {})
@@ -157,6 +161,7 @@ pub(crate) fn memory_pool(name: &str) -> PoolConfig {
         accept_loss: false,
         commit_interval: Duration::from_secs(1),
         ring_records: 1 << 10,
+        sparing: false,
         extend_socket: None,
         space: crate::config::SpaceConfig::default(),
     }

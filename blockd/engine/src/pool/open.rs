@@ -128,7 +128,7 @@ fn open_on(
     };
     let ring_file = own_ring.as_ref().map(|ring| ring.path.clone());
     let ring_problem = own_ring.as_ref().and_then(|ring| ring.problem.clone());
-    let defaults = Tuning::default();
+    let defaults = if spec.sparing { Tuning::sparing() } else { Tuning::default() };
     let options = OpenOptions {
         devices: devices.iter().map(|device| present(device)).collect(),
         mode: OpenMode::ReadWrite,

@@ -53,6 +53,8 @@ pub struct PoolSpec {
     pub read_cache: u64,
     /// Records of the delta ring for each worker. Half full begins a commit.
     pub ring_records: u64,
+    /// Whether it is one of many, which take less memory each: `Tuning::sparing` of the mapper.
+    pub sparing: bool,
     /// This host's number, which is written into the pool; 0 where it is not known.
     pub node: u32,
     /// The pool is taken over from the node with this number: it has to be the one that had it
@@ -80,6 +82,7 @@ impl PoolSpec {
             fold_rate: 64 << 20,
             read_cache: 0,
             ring_records: 1 << 13,
+            sparing: false,
             node: 0,
             taken_from: None,
         }

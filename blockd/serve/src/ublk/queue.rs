@@ -36,6 +36,8 @@ pub struct Queue {
     served: Option<(VolumeRef, FlowId)>,
     /// The same on standby, until the last request that is with it has ended.
     leaving: Option<(VolumeRef, FlowId)>,
+    /// On standby, the pool was closed in order since it was served here: flushes are answered.
+    is_closed: bool,
     /// On standby, requests fail, as the device is about to be removed.
     fails: bool,
     /// Where a request is reported that waits for the volume.
@@ -90,6 +92,7 @@ impl Queue {
             spec,
             served,
             leaving: None,
+            is_closed: false,
             fails,
             demands,
             at,
@@ -215,6 +218,7 @@ impl Queue {
             self.leaving = Some((volume, flow));
         }
         self.served = self.served.or_else(|| self.leaving.take());
+        self.is_closed = false;
         self.fails = false;
         self.resume(context);
         true
@@ -242,9 +246,28 @@ impl Queue {
         if self.fails {
             return self.answer(tag, -libc::EIO, context);
         }
+        if self.is_closed && self.is_flush(tag) {
+            return self.answer(tag, 0, context);
+        }
         self.held.push_back(tag);
         if self.leaving.is_none() {
             self.demands.add(self.spec.pool);
+        }
+    }
+
+    fn is_flush(&self, tag: u16) -> bool {
+        let wanted = self.descriptors.get(tag).map(|one| Wanted::of(one, self.spec.max_bytes));
+        matches!(wanted, Some(Ok(Wanted { operation: Operation::Flush, .. })))
+    }
+
+    /// Answers flushes from now on: the pool was closed in order.
+    pub fn answer_flushes(&mut self, context: &mut Context<'_>) {
+        self.is_closed = true;
+        for tag in std::mem::take(&mut self.held) {
+            match self.is_flush(tag) {
+                true => self.answer(tag, 0, context),
+                false => self.held.push_back(tag),
+            }
         }
     }
 

@@ -136,6 +136,8 @@ enum Mail {
     LetWait(u32),
     /// The clients of this pool's volumes are to wait; answered once no request is with it.
     StandBy([u8; 16], oneshot::Sender<()>),
+    /// This pool was closed in order while its clients wait.
+    AnswerFlushes([u8; 16], oneshot::Sender<()>),
     /// The clients of this pool's volumes are served again.
     Serve([u8; 16], oneshot::Sender<()>),
     StayOn(Vec<usize>),
@@ -279,9 +281,19 @@ impl Workers {
 
     /// Serves the clients of a pool's volumes again.
     pub async fn serve(&self, pool: [u8; 16]) {
+        self.post_to_all(|answer| Mail::Serve(pool, answer)).await;
+    }
+
+    /// Answers flushes of a pool's clients, which stand by, from now on: it was closed in order, so
+    /// that all that was answered is durable.
+    pub async fn answer_flushes(&self, pool: [u8; 16]) {
+        self.post_to_all(|answer| Mail::AnswerFlushes(pool, answer)).await;
+    }
+
+    async fn post_to_all(&self, mail: impl Fn(oneshot::Sender<()>) -> Mail) {
         for thread in self.threads.iter() {
             let (send, receive) = oneshot::channel();
-            thread.post(Mail::Serve(pool, send)).await;
+            thread.post(mail(send)).await;
             // A thread that has ended serves none.
             let _ = receive.await;
         }

@@ -168,6 +168,11 @@ impl Queues {
         all
     }
 
+    /// Answers flushes of a pool's volumes from now on.
+    pub(super) fn answer_flushes(&mut self, pool: [u8; 16], context: &mut Context<'_>) {
+        self.of_pool(pool).for_each(|queue| queue.answer_flushes(context));
+    }
+
     /// Serves a pool's volumes again. `attach` gives the volume of a queue.
     pub(super) fn serve(
         &mut self,

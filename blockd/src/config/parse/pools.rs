@@ -96,6 +96,7 @@ impl Source<'_> {
             accept_loss: pool.accept_loss,
             commit_interval: self.duration(&key("commit_interval"), interval, 0, 60)?,
             ring_records: records as u64,
+            sparing: false,
             extend_socket: self.extend_socket(index, &pool.extend)?,
             space: SpaceConfig {
                 read_cache: self.read_cache(index, pool, kind)?,

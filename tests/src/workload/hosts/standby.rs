@@ -9,6 +9,9 @@ use super::rounds::Part;
 /// The first request of the other host's client.
 const READ: &str = "dd if=$VOLUME of=/dev/null bs=4096 count=1 iflag=direct 2>/dev/null";
 
+/// A flush, and nothing else.
+const FLUSH: &str = "dd if=/dev/null of=$VOLUME conv=fsync,notrunc 2>/dev/null";
+
 /// Has the other host's device read what this one's has written, once in each round.
 ///
 /// # Errors
@@ -29,6 +32,9 @@ pub fn standby(part: &Part) -> Result<String> {
         owner = 1 - owner;
         slowest = slowest.max(lab.hosts[owner].seconds(READ)?);
         lab.hosts[owner].ok(&format!("blocks $VOLUME verify {stamp}"))?;
+        lab.hosts[1 - owner].ok(FLUSH)?;
+        let cells = lab.hosts[owner].ok("blockd --json cell list")?;
+        ensure!(cells.contains("\"open\""), "a flush has fetched the cell: {cells}");
         Ok(())
     })?;
     // Its cache would not see what the other host writes.

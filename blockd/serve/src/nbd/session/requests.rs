@@ -61,8 +61,7 @@ impl Connection {
         let mut bytes = [0; EXTENDED_HEADER_BYTES];
         if self.stands_by() {
             let len = self.input.front(context.ring, &mut bytes);
-            self.look_at_next(&bytes[..len], context);
-            return false;
+            return self.look_at_next(&bytes[..len], context);
         }
         let len = self.input.front(context.ring, &mut bytes);
         match parse(&bytes[..len], self.agreed.extended) {

@@ -1,9 +1,10 @@
 //! Standby: the pool is open on another host, or about to be. Requests that were begun are
-//! answered; later ones wait until the volume is served here again.
+//! answered; later ones wait until the volume is served here again, except for flushes: a pool that
+//! was closed in order has made all durable that was answered here.
 
 use blockd_engine::schedule::Owner;
 use blockd_engine::volume::VolumeRef;
-use blockd_nbd::codec::request::{EXTENDED_HEADER_BYTES, Parsed, parse};
+use blockd_nbd::codec::request::{Command, EXTENDED_HEADER_BYTES, Parsed, check, parse};
 
 use super::{Connection, Context, Phase};
 
@@ -17,6 +18,8 @@ pub(super) enum Standby {
     Ending,
     /// The volume was let go.
     Yes,
+    /// The same, and the pool was closed in order since: flushes are answered.
+    Closed,
 }
 
 /// So much that a client has sent says what comes next.
@@ -60,7 +63,7 @@ impl Connection {
     /// Whether it has let go of its volume.
     #[must_use]
     pub fn rests(&self) -> bool {
-        self.standby == Standby::Yes
+        matches!(self.standby, Standby::Yes | Standby::Closed)
     }
 
     /// Whether nothing is to be received: the rest of a request that was begun is, and so is the
@@ -78,13 +81,39 @@ impl Connection {
     }
 
     /// Looks at the front of what was received while requests wait: a client that leaves does not
-    /// wait for the volume.
+    /// wait for the volume. True if that was a flush which is answered.
     #[cold]
-    pub(super) fn look_at_next(&mut self, front: &[u8], context: &mut Context<'_>) {
+    pub(super) fn look_at_next(&mut self, front: &[u8], context: &mut Context<'_>) -> bool {
         match next_of(front, self.agreed.extended) {
             Next::Unknown => {}
-            Next::Request => self.has_next = true,
+            Next::Request => return self.look_at_request(front, context),
             Next::Leaves => self.leave(context),
+        }
+        false
+    }
+
+    fn look_at_request(&mut self, front: &[u8], context: &mut Context<'_>) -> bool {
+        let Parsed::Header(header, used) = parse(front, self.agreed.extended) else { return false };
+        let is_flush = matches!(check(&header, &self.agreed), Ok(Command::Flush));
+        if !is_flush || self.standby != Standby::Closed {
+            self.has_next = true;
+            return false;
+        }
+        // Answers that are not sent yet go first.
+        self.blocked = !self.has_room(context);
+        if !self.blocked {
+            self.input.skip(used);
+            self.succeed(header.asked(), context);
+        }
+        !self.blocked
+    }
+
+    /// Answers flushes from now on: the pool was closed in order.
+    pub fn answer_flushes(&mut self, context: &mut Context<'_>) {
+        if self.standby == Standby::Yes {
+            self.standby = Standby::Closed;
+            self.has_next = false;
+            self.take_requests(context);
         }
     }
 

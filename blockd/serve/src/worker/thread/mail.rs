@@ -102,6 +102,7 @@ impl WorkerThread {
                 }
                 Mail::LetWait(device) => self.queues.let_wait(device),
                 Mail::StandBy(pool, answer) => self.stand_by(pool, answer),
+                Mail::AnswerFlushes(pool, answer) => self.answer_flushes(pool, answer),
                 Mail::Serve(pool, answer) => self.serve(pool, answer),
                 Mail::StayOn(cpus) => drop(blockd_media::hardening::stay_on(&cpus)),
             }

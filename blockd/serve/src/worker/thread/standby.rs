@@ -67,6 +67,20 @@ impl WorkerThread {
         }
     }
 
+    /// Answers flushes of a pool's clients from now on.
+    pub(super) fn answer_flushes(&mut self, pool: [u8; 16], answer: oneshot::Sender<()>) {
+        for at in self.places_of(pool) {
+            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+            if let Some(connection) = self.connections[at].as_mut() {
+                connection.answer_flushes(&mut context);
+                self.note(at);
+            }
+        }
+        let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+        self.queues.answer_flushes(pool, &mut context);
+        let _ = answer.send(());
+    }
+
     /// The client of a connection waits for its volume.
     pub(super) fn demand(&self, at: usize) {
         let Some(connection) = self.connections[at].as_ref() else { return };
