@@ -7,6 +7,7 @@ mod cli_support;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use blockd_nbd::client::{Client, ConnectOptions};
 use blockd_testkit::tools::free_port;
@@ -16,6 +17,9 @@ use serde_json::{Value, json};
 
 const MIB: usize = 1 << 20;
 const BLOCK: usize = 4096;
+
+/// How long a cell stays at least where it was fetched.
+const LEAST_STAY: Duration = Duration::from_secs(2);
 
 /// The daemon with this number, in the same folder as the others.
 fn daemon(folder: &Path, host: u32, more: &str) -> Daemon {
@@ -216,7 +220,7 @@ fn a_client_that_leaves_fetches_no_cell() {
     // Another request shows that both daemons had the time to see it.
     for _ in 0..50 {
         there.read(0, &mut vec![0; BLOCK]).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(state(&hosts[1]).0, "open");
     assert!(!hosts[1].log().contains("was handed over"), "{}", hosts[1].log());
@@ -231,9 +235,23 @@ fn a_flush_on_standby_is_answered_without_the_cell() {
     let data = pattern(MIB, 7);
     here.write(0, &data, false).unwrap();
     hosts[1].ok(&["cell", "standby", "--nbd", "local/one", "data"]);
-    hosts[1].ok(&["cell", "handover", "local/one"]);
-    // As QEMU does when it ends after a migration: all that was answered is durable.
-    here.flush().unwrap();
+    // As QEMU does when it ends after a migration, while the cell is handed over and later: all
+    // that was answered is durable.
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flushes = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                here.flush().unwrap();
+            }
+            here.flush().unwrap();
+        });
+        hosts[1].ok(&["cell", "handover", "local/one"]);
+        is_over.store(true, Ordering::Relaxed);
+        flushes.join().unwrap();
+    });
+    // A flush that had asked for the cell would have it after the time that it stays, here and
+    // there.
+    std::thread::sleep(2 * LEAST_STAY + Duration::from_secs(1));
     here.flush().unwrap();
     assert_eq!(state(&hosts[1]).0, "open");
     assert!(!hosts[1].log().contains("was handed over"), "{}", hosts[1].log());

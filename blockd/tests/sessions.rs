@@ -316,6 +316,34 @@ impl Movers {
     }
 }
 
+/// A pool on standby was closed in order, so flushes are answered. From the moment that it is back at
+/// one worker its clients write there, so no other worker may answer a flush without a commit.
+#[test]
+fn a_flush_on_standby_waits_once_the_pool_is_back() {
+    let server = Server::start("standby-flush", Place::Tmpfs);
+    let (workers, id) = (&server.workers, server.pool.id());
+    let mut client = server.connect(ConnectOptions::default());
+    client.write(0, &[1; BLOCK], false).expect("a write");
+    assert!(server.runtime.block_on(workers.stand_by(id, Duration::from_secs(10))));
+    server.runtime.block_on(workers.remove_pool(id));
+    server.runtime.block_on(workers.answer_flushes(id));
+    client.flush().expect("a flush on standby");
+    server.runtime.block_on(workers.add_pool(&server.pool)).expect("the pool again");
+    let (send, receive) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            client.flush().expect("a flush");
+            send.send(()).expect("a receiver");
+            client.disconnect().expect("a goodbye");
+        });
+        let early = receive.recv_timeout(Duration::from_millis(300));
+        assert!(early.is_err(), "answered before the pool is served");
+        server.runtime.block_on(workers.serve(id));
+        receive.recv_timeout(Duration::from_secs(60)).expect("an answer");
+    });
+    server.stop();
+}
+
 #[test]
 fn connections_move_between_workers_and_lose_nothing() {
     let mut movers = Movers::new("moving");

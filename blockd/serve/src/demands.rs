@@ -5,6 +5,19 @@ use std::collections::BTreeSet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+/// What a flush does while its client is on standby.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Flushes {
+    /// It waits, and asks for the pool, as other requests do.
+    #[default]
+    Ask,
+    /// It waits: the pool is being closed here, and ends it in one way or another.
+    Wait,
+    /// It is answered: the pool was closed in order, so that all that was answered is durable. Ends
+    /// on every worker before one of them serves the pool again.
+    Answer,
+}
+
 /// Which pools clients wait for, by identity. Each is named once until it was taken.
 #[derive(Debug, Default)]
 pub struct Demands {

@@ -14,7 +14,7 @@ use super::descriptor::Descriptors;
 use super::host::{QueueSpec, QueueStandby};
 use super::request::{Wanted, answer};
 use crate::Context;
-use crate::demands::Demands;
+use crate::demands::{Demands, Flushes};
 
 /// One of a queue's requests.
 #[derive(Debug)]
@@ -36,8 +36,7 @@ pub struct Queue {
     served: Option<(VolumeRef, FlowId)>,
     /// The same on standby, until the last request that is with it has ended.
     leaving: Option<(VolumeRef, FlowId)>,
-    /// On standby, the pool was closed in order since it was served here: flushes are answered.
-    is_closed: bool,
+    flushes: Flushes,
     /// On standby, requests fail, as the device is about to be removed.
     fails: bool,
     /// Where a request is reported that waits for the volume.
@@ -92,7 +91,7 @@ impl Queue {
             spec,
             served,
             leaving: None,
-            is_closed: false,
+            flushes: Flushes::default(),
             fails,
             demands,
             at,
@@ -191,6 +190,9 @@ impl Queue {
 
     /// Has requests wait from now on.
     pub fn stand_by(&mut self) {
+        if self.served.is_some() {
+            self.flushes = Flushes::Wait;
+        }
         self.leaving = self.leaving.or_else(|| self.served.take());
     }
 
@@ -202,7 +204,7 @@ impl Queue {
         if let Some((volume, flow)) = self.leaving.take() {
             context.executor.remove_flow(flow);
             context.executor.detach(volume);
-            if !self.held.is_empty() {
+            if self.held.iter().any(|&tag| self.asks(tag)) {
                 self.demands.add(self.spec.pool);
             }
         }
@@ -218,7 +220,6 @@ impl Queue {
             self.leaving = Some((volume, flow));
         }
         self.served = self.served.or_else(|| self.leaving.take());
-        self.is_closed = false;
         self.fails = false;
         self.resume(context);
         true
@@ -246,13 +247,18 @@ impl Queue {
         if self.fails {
             return self.answer(tag, -libc::EIO, context);
         }
-        if self.is_closed && self.is_flush(tag) {
+        if self.flushes == Flushes::Answer && self.is_flush(tag) {
             return self.answer(tag, 0, context);
         }
         self.held.push_back(tag);
-        if self.leaving.is_none() {
+        if self.leaving.is_none() && self.asks(tag) {
             self.demands.add(self.spec.pool);
         }
+    }
+
+    /// Whether a request that waits asks for the pool.
+    fn asks(&self, tag: u16) -> bool {
+        self.flushes != Flushes::Wait || !self.is_flush(tag)
     }
 
     fn is_flush(&self, tag: u16) -> bool {
@@ -262,13 +268,21 @@ impl Queue {
 
     /// Answers flushes from now on: the pool was closed in order.
     pub fn answer_flushes(&mut self, context: &mut Context<'_>) {
-        self.is_closed = true;
+        if self.volume().is_some() || self.flushes != Flushes::Wait {
+            return;
+        }
+        self.flushes = Flushes::Answer;
         for tag in std::mem::take(&mut self.held) {
             match self.is_flush(tag) {
                 true => self.answer(tag, 0, context),
                 false => self.held.push_back(tag),
             }
         }
+    }
+
+    /// Answers no flush any more: the pool is opened here.
+    pub const fn hold_flushes(&mut self) {
+        self.flushes = Flushes::Ask;
     }
 
     /// Serves a request that has been fetched.

@@ -173,6 +173,11 @@ impl Queues {
         self.of_pool(pool).for_each(|queue| queue.answer_flushes(context));
     }
 
+    /// Answers no flush of a pool's volumes on standby any more.
+    pub(super) fn hold_flushes(&mut self, pool: [u8; 16]) {
+        self.of_pool(pool).for_each(Queue::hold_flushes);
+    }
+
     /// Serves a pool's volumes again. `attach` gives the volume of a queue.
     pub(super) fn serve(
         &mut self,

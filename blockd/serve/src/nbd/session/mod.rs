@@ -26,6 +26,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::Context;
+use crate::demands::Flushes;
 
 pub use self::deadlines::{Deadlines, Overdue};
 use self::input::Input;
@@ -133,8 +134,11 @@ pub struct Connection {
     held: bool,
     /// Whether requests wait for the volume.
     standby: Standby,
+    flushes: Flushes,
     /// And one has come since.
     has_next: bool,
+    /// A flush, that is.
+    next_is_flush: bool,
     /// The client sends no more requests.
     input_has_ended: bool,
     /// Its requests were cancelled, as no client reads the answers.
@@ -227,7 +231,9 @@ impl Connection {
             blocked: false,
             held: false,
             standby: Standby::default(),
+            flushes: Flushes::default(),
             has_next: false,
+            next_is_flush: false,
             input_has_ended: false,
             is_abandoned: false,
             is_closed: false,

@@ -7,6 +7,7 @@ use blockd_engine::volume::VolumeRef;
 use blockd_nbd::codec::request::{Command, EXTENDED_HEADER_BYTES, Parsed, check, parse};
 
 use super::{Connection, Context, Phase};
+use crate::demands::Flushes;
 
 /// How far a connection is from its volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -18,8 +19,6 @@ pub(super) enum Standby {
     Ending,
     /// The volume was let go.
     Yes,
-    /// The same, and the pool was closed in order since: flushes are answered.
-    Closed,
 }
 
 /// So much that a client has sent says what comes next.
@@ -51,6 +50,7 @@ impl Connection {
     pub const fn stand_by(&mut self) {
         if matches!(self.standby, Standby::No) {
             self.standby = Standby::Ending;
+            self.flushes = Flushes::Wait;
             self.moves_to = None;
         }
     }
@@ -63,7 +63,7 @@ impl Connection {
     /// Whether it has let go of its volume.
     #[must_use]
     pub fn rests(&self) -> bool {
-        matches!(self.standby, Standby::Yes | Standby::Closed)
+        matches!(self.standby, Standby::Yes)
     }
 
     /// Whether nothing is to be received: the rest of a request that was begun is, and so is the
@@ -77,7 +77,8 @@ impl Connection {
     /// Whether its client waits for the volume.
     #[must_use]
     pub fn has_demand(&self) -> bool {
-        self.rests() && self.phase == Phase::Open && self.has_next
+        let waits = self.rests() && self.phase == Phase::Open && self.has_next;
+        waits && !(self.next_is_flush && self.flushes == Flushes::Wait)
     }
 
     /// Looks at the front of what was received while requests wait: a client that leaves does not
@@ -95,8 +96,8 @@ impl Connection {
     fn look_at_request(&mut self, front: &[u8], context: &mut Context<'_>) -> bool {
         let Parsed::Header(header, used) = parse(front, self.agreed.extended) else { return false };
         let is_flush = matches!(check(&header, &self.agreed), Ok(Command::Flush));
-        if !is_flush || self.standby != Standby::Closed {
-            self.has_next = true;
+        if !is_flush || self.flushes != Flushes::Answer {
+            (self.has_next, self.next_is_flush) = (true, is_flush);
             return false;
         }
         // Answers that are not sent yet go first.
@@ -110,11 +111,16 @@ impl Connection {
 
     /// Answers flushes from now on: the pool was closed in order.
     pub fn answer_flushes(&mut self, context: &mut Context<'_>) {
-        if self.standby == Standby::Yes {
-            self.standby = Standby::Closed;
+        if self.rests() && self.flushes == Flushes::Wait {
+            self.flushes = Flushes::Answer;
             self.has_next = false;
             self.take_requests(context);
         }
+    }
+
+    /// Answers no flush any more: the pool is opened here.
+    pub const fn hold_flushes(&mut self) {
+        self.flushes = Flushes::Ask;
     }
 
     /// Lets go of the volume once no request is with it. True when it has.

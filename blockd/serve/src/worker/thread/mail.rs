@@ -66,6 +66,7 @@ impl WorkerThread {
         while let Some(mail) = self.parts.inbox.take() {
             match mail {
                 Mail::AddPool(pool, answer) => {
+                    self.hold_flushes(pool.id());
                     let added = self.executor.add_pool(&pool, &mut self.ring);
                     let added = added.map(|slot| pool.add_worker(slot, &self.parts.doorbell));
                     let _ = answer.send(added.map_err(FrontendError::from));

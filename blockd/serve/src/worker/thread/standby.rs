@@ -81,6 +81,18 @@ impl WorkerThread {
         let _ = answer.send(());
     }
 
+    /// Answers no flush of a pool's clients on standby any more: it is being opened. Once each worker
+    /// has done this, none answers a flush without a commit while another one serves writes.
+    pub(super) fn hold_flushes(&mut self, pool: [u8; 16]) {
+        for at in self.places_of(pool) {
+            if let Some(connection) = self.connections[at].as_mut() {
+                connection.hold_flushes();
+                self.note(at);
+            }
+        }
+        self.queues.hold_flushes(pool);
+    }
+
     /// The client of a connection waits for its volume.
     pub(super) fn demand(&self, at: usize) {
         let Some(connection) = self.connections[at].as_ref() else { return };
