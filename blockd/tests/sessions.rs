@@ -316,8 +316,8 @@ impl Movers {
     }
 }
 
-/// A pool on standby was closed in order, so flushes are answered. From the moment that it is back at
-/// one worker its clients write there, so no other worker may answer a flush without a commit.
+/// A pool on standby was closed in order, so flushes are answered. From the moment that it is back
+/// at one worker its clients write there, so no other worker may answer a flush without a commit.
 #[test]
 fn a_flush_on_standby_waits_once_the_pool_is_back() {
     let server = Server::start("standby-flush", Place::Tmpfs);

@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// What a flush does while its client is on standby.
+/// The treatment of flushes while their client is on standby.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Flushes {
-    /// It waits, and asks for the pool, as other requests do.
+    /// Waiting, and asking for the pool, as other requests do.
     #[default]
     Ask,
-    /// It waits: the pool is being closed here, and ends it in one way or another.
+    /// Waiting for the end of a close that is under way here.
     Wait,
-    /// It is answered: the pool was closed in order, so that all that was answered is durable. Ends
-    /// on every worker before one of them serves the pool again.
+    /// Answered: the pool was closed in order, so that all that was answered is durable.
+    /// Ends on every worker before one of them serves the pool again.
     Answer,
 }
 

@@ -81,8 +81,8 @@ impl WorkerThread {
         let _ = answer.send(());
     }
 
-    /// Answers no flush of a pool's clients on standby any more: it is being opened. Once each worker
-    /// has done this, none answers a flush without a commit while another one serves writes.
+    /// Answers no flush of a pool's clients on standby any more: it is being opened. Once each
+    /// worker has done this, none answers a flush without a commit while another serves writes.
     pub(super) fn hold_flushes(&mut self, pool: [u8; 16]) {
         for at in self.places_of(pool) {
             if let Some(connection) = self.connections[at].as_mut() {
