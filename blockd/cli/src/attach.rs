@@ -142,8 +142,12 @@ impl Attach {
             let already = if attached.changed { "" } else { " already" };
             let how = if attached.volume.read_only { ", read-only" } else { "" };
             let name = &attached.volume.name;
+            let full = names::full(&attached.volume);
             let sealed = match encryption::is_encrypted(&attached.volume) {
-                true => format!("its data is encrypted: `blockd add {name} --encrypt` opens it\n"),
+                true => format!(
+                    "its data is encrypted: `blockd add {full} --encrypt` opens it, with its size \
+                     and key\n"
+                ),
                 false => String::new(),
             };
             format!("{name}: attached{already}{how}\n{}\n{sealed}", attached.place)

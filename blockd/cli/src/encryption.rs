@@ -143,14 +143,19 @@ impl Encryption {
     }
 
     /// Makes an open mapping as large as its device, which may show its volume's size later than
-    /// the volume has it. Returns whether that changed it.
+    /// the volume has it: then there is a warning. Returns whether that changed it.
     fn grow(&self, volume: &Volume, name: &str, mapping: &Mapping) -> Result<bool, Error> {
         let whole = amount(volume.size_bytes).saturating_sub(HEADER_BYTES);
-        if mapping.size_bytes >= whole {
+        if mapping.size_bytes == whole {
             return Ok(false);
         }
         ended(&Call::resize(name, &self.key), &volume.name)?;
-        Ok(find(name)?.is_some_and(|now| now.size_bytes != mapping.size_bytes))
+        let now = find(name)?.map_or(mapping.size_bytes, |now| now.size_bytes);
+        if now != whole {
+            let text = "the mapping has its old size until the volume is detached and added again";
+            super::set::warn(&[text.to_owned()]);
+        }
+        Ok(now != mapping.size_bytes)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Volumes as they are named on the command line: `NAME`, or `POOL/NAME`.
 
-use blockd_api::v1::ListVolumesRequest;
+use blockd_api::v1::{ListVolumesRequest, Volume};
 use blockd_media::error::{Error, ErrorKind, shown};
 
 use super::Context;
@@ -38,6 +38,11 @@ pub(crate) fn place<'a>(
     }
     *pool = known.unwrap_or_default();
     Ok(())
+}
+
+/// The name of a volume as every command takes it, whatever the daemon's default pool is.
+pub(crate) fn full(volume: &Volume) -> String {
+    format!("{}/{}", volume.pool, volume.name)
 }
 
 /// How the names of hidden volumes begin, which are partly received. Only `blockd receive` makes

@@ -76,20 +76,21 @@ fn human(resized: &Resized, context: &Context) -> String {
         return format!("{name}: has {now} already\n");
     }
     let before = shown(resized.previous_size_bytes);
+    let full = names::full(&resized.volume);
     let late = match resized.connections_with_old_size {
         0 if resized.device_has_old_size => {
             let device = match resized.volume.device_path.as_str() {
                 "" => "the device",
                 path => path,
             };
-            format!("; {device} shows it after `blockd detach {name}` and `blockd attach {name}`")
+            format!("; {device} shows it after `blockd detach {full}` and `blockd attach {full}`")
         }
         0 => String::new(),
         count => format!("; {count} connection(s) see it when they connect again"),
     };
     let sealed = match encryption::is_encrypted(&resized.volume) {
         true => {
-            format!("; the mapping shows it after `blockd add {name} --encrypt`, with size and key")
+            format!("; the mapping shows it after `blockd add {full} --encrypt`, with size and key")
         }
         false => String::new(),
     };

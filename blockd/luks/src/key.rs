@@ -67,7 +67,8 @@ impl Key {
     }
 }
 
-/// Sets the limit of core dumps, once. A process that may not have one of 1 has 0 for good.
+/// Sets the limit of core dumps, once. A process that may not have one of 1 has 0 for good: then
+/// the kernel may still start a program for dumps, if it is set up to.
 fn no_core_dumps() {
     static DONE: Once = Once::new();
     DONE.call_once(|| {

@@ -271,6 +271,7 @@ impl Control {
         match self.pool_in(&found) {
             Some(known) if known.is_closed() => {
                 self.refuse_unclosed(&group, &found).await?;
+                self.leave_waiting(&known.config.name).await;
                 self.forget_but_attachments(&known.config.name).await?;
             }
             Some(known) => self.close_for_another(&group, &found, known).await?,
@@ -287,6 +288,16 @@ impl Control {
         );
         self.events().publish(EventKind::CellReleased, name.as_str(), "", text);
         Ok(true)
+    }
+
+    /// Has the clients of a pool wait that was closed in order for another host, though that call
+    /// failed then.
+    async fn leave_waiting(&self, pool: &str) {
+        let attached = self.0.attachments.of_pool(pool);
+        attached.iter().for_each(|one| one.wait());
+        if let Some(id) = attached.iter().find_map(|one| pool_id(&one.record)) {
+            self.0.data_path.answer_flushes(id).await;
+        }
     }
 
     async fn close_for_another(
