@@ -87,7 +87,7 @@ pub(crate) struct Stripe {
 }
 
 impl Stripe {
-    /// An empty one with memory for `room` writes. Those beyond it make it grow.
+    /// An empty one with memory for `room` writes. More of them make it grow.
     pub(crate) fn new(room: usize) -> Self {
         Self { in_flight: Vec::with_capacity(room), awaited: false }
     }

@@ -40,7 +40,7 @@ pub(crate) fn place<'a>(
     Ok(())
 }
 
-/// The name of a volume as every command takes it, whatever the daemon's default pool is.
+/// The name of a volume as every command takes it, with its pool.
 pub(crate) fn full(volume: &Volume) -> String {
     format!("{}/{}", volume.pool, volume.name)
 }

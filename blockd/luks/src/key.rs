@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_with_a_key_starts_leaves_no_core_dump() {
+    fn programs_of_a_process_with_a_key_leave_no_core_dump() {
         let _key = Key::new(b"very-secret".to_vec()).unwrap();
         let limits = std::process::Command::new("cat").arg("/proc/self/limits").output().unwrap();
         let limits = String::from_utf8(limits.stdout).unwrap();
