@@ -50,6 +50,9 @@ struct Arguments {
     /// Persistent memory in place of ramdisks, and nothing but blocks that were written before
     #[arg(long)]
     pmem: bool,
+    /// The disks' limits, in words: they are no ramdisks
+    #[arg(long)]
+    limits: Option<String>,
     /// Seconds of each run
     #[arg(long)]
     seconds: Option<f64>,
@@ -90,7 +93,7 @@ fn main() -> Result<()> {
     let bench = bench(&arguments)?;
     facts::print_known();
     let words = if arguments.pmem { PMEM.to_owned() } else { backing::words()? };
-    println!("backing  {words}");
+    println!("backing  {words}, {}", bench.limits.as_deref().unwrap_or("ramdisks"));
     println!("engine   {}", arguments.engine);
     println!("\n{} pairs of {} s, medians", bench.pairs, bench.seconds);
     if bench.quick {
@@ -195,6 +198,7 @@ fn bench(arguments: &Arguments) -> Result<Bench> {
         pairs: arguments.pairs.unwrap_or(if quick { 3 } else { 9 }).max(1),
         quick,
         only: arguments.only.clone(),
+        limits: arguments.limits.clone(),
     })
 }
 

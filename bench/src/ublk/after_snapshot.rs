@@ -16,8 +16,10 @@ use crate::block::{Sample, Settings, Turn};
 use crate::load::{self, Order, Pattern, exactly};
 use crate::nbd::print::Claim;
 
-/// Bytes of the volume, all of them written before.
+/// Bytes of the volume, all of them written before; less on disks with limits, where that takes
+/// long.
 const FILLED: u64 = 512 << 20;
+const FILLED_LIMITED: u64 = 128 << 20;
 /// Bytes of an operation.
 const OPERATION: u64 = 4096;
 /// One chunk in this many is written: more would often find one that is copied already, and the
@@ -29,6 +31,8 @@ const OF_THIN: f64 = 5.0;
 /// The results with one size of chunks at one depth.
 #[derive(Clone, Debug)]
 pub struct Outcome {
+    /// Bytes of the volume.
+    pub filled: u64,
     /// Bytes of an extent or a chunk.
     pub chunk: u64,
     /// Operations in flight.
@@ -49,7 +53,7 @@ impl Outcome {
     /// The part of the writes that are the first of a chunk, on average: places are drawn.
     #[must_use]
     pub fn firsts(&self) -> f64 {
-        let chunks = (FILLED / self.chunk) as f64;
+        let chunks = (self.filled / self.chunk) as f64;
         let drawn = self.operations as f64;
         chunks * (1.0 - (1.0 - 1.0 / chunks).powf(drawn)) / drawn
     }
@@ -107,10 +111,11 @@ pub fn measure(bench: &Bench, mut show: impl FnMut(&Outcome)) -> Result<Vec<Outc
         (Pool { name: "large", disk: Disk::Second, extent: 256 << 10 }, Disk::ThinLarge),
     ];
     let used = pools.iter().filter(|(pool, _)| wanted.iter().any(|case| case.0 == pool.extent));
+    let filled = if bench.limits.is_some() { FILLED_LIMITED } else { FILLED };
     for (pool, thin) in used {
         // What the snapshots of a round keep is about as much again.
-        pool.disk.warm(2 * FILLED)?;
-        thin.warm(2 * FILLED)?;
+        pool.disk.warm(2 * filled)?;
+        thin.warm(2 * filled)?;
     }
     let pools = pools.map(|(pool, _)| pool);
     let folder = bench.jobs.scratch.join("after-snapshot");
@@ -121,7 +126,7 @@ pub fn measure(bench: &Bench, mut show: impl FnMut(&Outcome)) -> Result<Vec<Outc
     let mut outcomes = Vec::new();
     for (chunk, depth) in wanted {
         let pool = pools.iter().find(|pool| pool.extent == chunk).context("no such pool")?;
-        let outcome = one(bench, daemon.as_ref(), pool, depth)?;
+        let outcome = one(bench, daemon.as_ref(), pool, (filled, depth))?;
         show(&outcome);
         outcomes.push(outcome);
     }
@@ -131,28 +136,33 @@ pub fn measure(bench: &Bench, mut show: impl FnMut(&Outcome)) -> Result<Vec<Outc
     Ok(outcomes)
 }
 
-fn one(bench: &Bench, daemon: Option<&Daemon>, pool: &Pool, depth: u32) -> Result<Outcome> {
+fn one(
+    bench: &Bench,
+    daemon: Option<&Daemon>,
+    pool: &Pool,
+    (filled, depth): (u64, u32),
+) -> Result<Outcome> {
     const VOLUME: &str = "written";
     let chunk = pool.extent;
-    let operations = FILLED / chunk / SPREAD;
+    let operations = filled / chunk / SPREAD;
     let small = chunk == 64 << 10;
     let (data, meta) =
         if small { (Disk::ThinSmall, Disk::MetaSmall) } else { (Disk::ThinLarge, Disk::MetaLarge) };
     let mut thin = Thin::start(Chunk { bytes: chunk, zeroing: true }, data, meta)?;
-    let mut outcome = Outcome { chunk, depth, operations, samples: BTreeMap::new() };
+    let mut outcome = Outcome { filled, chunk, depth, operations, samples: BTreeMap::new() };
     // The first is a warm-up.
     for round in 0..=bench.pairs {
         let ours = daemon.map(|daemon| Ours { daemon, pool: pool.name, volume: VOLUME });
         let mut devices = Vec::new();
         if let Some(Ours { daemon, pool, volume }) = ours {
-            devices.push((OURS, daemon.add(pool, volume, FILLED)?.0));
+            devices.push((OURS, daemon.add(pool, volume, filled)?.0));
         }
-        devices.push((THIN, thin.renew(FILLED)?));
+        devices.push((THIN, thin.renew(filled)?));
         // Each is first in half of the rounds.
         if round % 2 == 1 {
             devices.reverse();
         }
-        let mut both = Both { bench, depth, operations, ours, thin: &mut thin, devices };
+        let mut both = Both { bench, filled, depth, operations, ours, thin: &mut thin, devices };
         both.fill()?;
         let runs = after_snapshot::round(&mut both, round)?;
         for (turn, (name, _)) in both.devices.iter().enumerate() {
@@ -196,6 +206,7 @@ impl Ours<'_> {
 /// Our volume and dm-thin's, one after the other in each run of fio.
 struct Both<'a> {
     bench: &'a Bench,
+    filled: u64,
     depth: u32,
     operations: u64,
     ours: Option<Ours<'a>>,
@@ -218,7 +229,7 @@ impl Both<'_> {
     fn write_some(&self, path: &Path, seed: u64) -> Result<()> {
         let order = Order::Random(seed);
         let bytes = usize::try_from(OPERATION)?;
-        let pattern = Pattern { write: true, bytes, depth: 32, span: FILLED, order };
+        let pattern = Pattern { write: true, bytes, depth: 32, span: self.filled, order };
         load::Device::open(path, &pattern)?.run(&pattern, exactly(self.operations / BETWEEN))
     }
 }

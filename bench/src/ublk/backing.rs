@@ -1,4 +1,4 @@
-//! The ramdisks that everything lies on.
+//! The disks that everything lies on: ramdisks, or disks with limits.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -6,10 +6,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-/// Bytes of each. They take memory as they are written.
+/// Bytes of each. Ramdisks take memory as they are written.
 pub const DISK_BYTES: u64 = 2 << 30;
 
-/// A ramdisk by its use.
+/// The folder with a link to each disk, by its number, where they are no ramdisks.
+const LINKS: &str = "/dev/bench";
+
+/// A disk by its use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Disk {
     /// Used as it is: by itself, and by everything that only passes requests on.
@@ -35,7 +38,7 @@ pub enum Disk {
 }
 
 impl Disk {
-    /// How many ramdisks there are.
+    /// How many there are, persistent memory not counted.
     pub const COUNT: usize = 7;
 
     /// Its device.
@@ -53,7 +56,8 @@ impl Disk {
             Self::Pmem => return PathBuf::from("/dev/pmem1"),
             Self::DaxTorn => return PathBuf::from("/dev/dax2.0"),
         };
-        PathBuf::from(format!("/dev/ram{number}"))
+        let link = PathBuf::from(format!("{LINKS}/{number}"));
+        fs::canonicalize(&link).unwrap_or_else(|_| PathBuf::from(format!("/dev/ram{number}")))
     }
 
     /// Writes so much of it, so that the kernel has found the memory before anything is measured.
@@ -88,9 +92,14 @@ impl Disk {
     }
 }
 
-/// The kernel's description of the ramdisks, for the report.
+/// The kernel's description of the disks, for the report.
+///
+/// # Errors
+/// If there are none.
 pub fn words() -> Result<String> {
-    let size = fs::read_to_string("/sys/block/ram0/size").context("no ramdisk: module brd")?;
-    let sectors: u64 = size.trim().parse()?;
-    Ok(format!("{} ramdisks (brd) of {} MiB", Disk::COUNT, sectors >> 11))
+    let path = Disk::Plain.path();
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let size = fs::read_to_string(format!("/sys/block/{name}/size"));
+    let sectors: u64 = size.context("no disk; of ramdisks: module brd")?.trim().parse()?;
+    Ok(format!("{} disks of {} MiB, {name} and others", Disk::COUNT, sectors >> 11))
 }

@@ -24,7 +24,7 @@ use crate::block::{Settings, Turn};
 use crate::clones::{IMAGE, SNAPSHOT, Times, attach, delete, make, memory_of};
 use crate::nbd::print::Claim;
 use crate::report::{Budget, Row};
-use crate::stats::Ratio;
+use crate::stats::{Ratio, median};
 
 /// For `--only`.
 const NAME: &str = "clones";
@@ -69,6 +69,9 @@ const THIN: usize = 2;
 #[derive(Clone, Debug)]
 pub struct Outcome {
     ways: [Way; WAYS.len()],
+    /// Seconds of [`OF_A_CALL`] clones that are made and not attached: ours in a call, then
+    /// dm-thin's.
+    together: Vec<[f64; 2]>,
     /// KiB of the daemon for each clone, in all and locked; without ready devices.
     memory: [f64; 2],
     many: Vec<Row>,
@@ -88,6 +91,15 @@ impl Outcome {
                 make.p50, make.p95, read.p50, read.p95, delete.p50
             );
         }
+        let each = |side: usize| {
+            let all: Vec<f64> = self.together.iter().map(|both| both[side]).collect();
+            median(&all).unwrap_or(f64::NAN) * 1e3 / OF_A_CALL as f64
+        };
+        println!(
+            "\n{OF_A_CALL} made together, ms each, p50: blockd {:.2}, dm-thin {:.2}",
+            each(0),
+            each(1)
+        );
         println!("\nmemory of each: {:.1} KiB, {:.1} locked", self.memory[0], self.memory[1]);
         if !self.many.is_empty() {
             crate::report::print(&format!("{MANY} devices of one daemon"), &self.many);
@@ -104,7 +116,15 @@ impl Outcome {
             let (workload, target, pairs) = (NAME.to_owned(), OF_THIN, ratios.len());
             Some(Claim { workload, claim, ratio: Ratio::of(&ratios)?, target, pairs })
         };
-        (0..THIN).filter_map(of).collect()
+        let ratios: Vec<f64> = self.together.iter().map(|[ours, thin]| thin / ours).collect();
+        let together = Ratio::of(&ratios).map(|ratio| Claim {
+            workload: NAME.to_owned(),
+            claim: format!("make {OF_A_CALL} in a call, dm-thin's time / {}'s", WAYS[0]),
+            ratio,
+            target: OF_THIN,
+            pairs: ratios.len(),
+        });
+        (0..THIN).filter_map(of).chain(together).collect()
     }
 
     /// Returns them as JSON.
@@ -116,7 +136,7 @@ impl Outcome {
             json!({ "name": name, "make": make, "until_read": until_read, "delete": delete })
         });
         json!({
-            "ways": ways.collect::<Vec<_>>(), "rss_kib": self.memory[0],
+            "ways": ways.collect::<Vec<_>>(), "together_s": self.together, "rss_kib": self.memory[0],
             "locked_kib": self.memory[1],
             "many": self.many.iter().map(Row::to_json).collect::<Vec<_>>(),
         })
@@ -152,15 +172,17 @@ pub fn measure(bench: &Bench) -> Result<Option<Outcome>> {
     let expected = first_bytes(&image)?;
     ensure!(expected.iter().any(|byte| *byte != 0), "the image is empty");
     let count = if bench.quick { FEW } else { CLONES };
-    let (ways, memory) = {
+    let (ways, together, memory) = {
         let clients = [&without, &ready].map(|daemon| runtime.block_on(async { daemon.client() }));
         let control = Control::open()?;
         let mut sides = Sides { runtime: &runtime, clients, thin, control, expected: &expected };
-        sides.measure(count, without.pid().context("the daemon does not run")?)?
+        let (ways, memory) =
+            sides.measure(count, without.pid().context("the daemon does not run")?)?;
+        (ways, sides.measure_together(bench.pairs)?, memory)
     };
     drop(ready);
     let many = if bench.quick { Vec::new() } else { many_devices(without, &runtime, &expected)? };
-    Ok(Some(Outcome { ways, memory, many }))
+    Ok(Some(Outcome { ways, together, memory, many }))
 }
 
 /// A volume with the image, and its snapshot.
@@ -216,6 +238,49 @@ impl Sides<'_> {
         }
         first.map_or(Ok(()), |number| self.thin.delete_clone(&self.control, number))?;
         Ok((ways, [each(0), each(1)]))
+    }
+
+    /// Makes many clones without attaching them: ours in a call, dm-thin's by a message each, as it
+    /// has no other way. The first round does not count.
+    fn measure_together(&mut self, rounds: usize) -> Result<Vec<[f64; 2]>> {
+        let names: Vec<String> = (1..=OF_A_CALL).map(name).collect();
+        let mut all = Vec::new();
+        for round in 0..=rounds {
+            let mut both = [0.0; 2];
+            for turn in 0..both.len() {
+                let side = (round + turn) % both.len();
+                both[side] =
+                    if side == 0 { self.ours_together(&names)? } else { self.thins_together()? };
+            }
+            all.push(both);
+        }
+        all.remove(0);
+        Ok(all)
+    }
+
+    fn ours_together(&mut self, names: &[String]) -> Result<f64> {
+        let asked = v1::CloneVolumesRequest {
+            snapshot: SNAPSHOT.to_owned(),
+            names: names.to_vec(),
+            ..Default::default()
+        };
+        let client = &mut self.clients[0];
+        let clock = Clock::start();
+        self.runtime.block_on(client.clone_volumes(asked))?;
+        let seconds = clock.seconds();
+        for name in names {
+            self.runtime.block_on(delete(client, name))?;
+        }
+        Ok(seconds)
+    }
+
+    fn thins_together(&mut self) -> Result<f64> {
+        let clock = Clock::start();
+        let made = (0..OF_A_CALL).map(|_| self.thin.clone_newest(&self.control));
+        let made = made.collect::<Result<Vec<u32>>>()?;
+        let seconds = clock.seconds();
+        made.into_iter().try_for_each(|number| self.thin.delete_unused(&self.control, number))?;
+        Ok(seconds)
     }
 
     /// Makes a clone, attaches it and reads its first bytes. dm-thin's has a number.

@@ -1,5 +1,5 @@
-//! ublk devices beside other ways from a block device to the same ramdisk. All of this runs in a
-//! virtual machine, which the tests' package boots.
+//! ublk devices beside other ways from a block device to a disk of the same kind. All of this
+//! runs in a virtual machine, which the tests' package boots.
 
 pub mod after_snapshot;
 pub mod backing;
@@ -38,6 +38,8 @@ pub struct Bench {
     pub quick: bool,
     /// Only workloads with this in their name.
     pub only: Option<String>,
+    /// The limits of the disks, in words; `None` for ramdisks.
+    pub limits: Option<String>,
 }
 
 impl Bench {

@@ -215,6 +215,11 @@ impl Thin {
         let name = self.clone_name(number);
         // A program of the kernel's may still look at it.
         shell::until("the device of a clone", || Ok(control.remove(&name).is_ok()))?;
+        self.delete_unused(control, number)
+    }
+
+    /// Takes a clone away that has no device.
+    pub(super) fn delete_unused(&self, control: &Control, number: u32) -> Result<()> {
         control.message(&self.pool, &format!("delete {number}"))
     }
 

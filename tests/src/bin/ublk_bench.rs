@@ -2,12 +2,13 @@
 //! builds and starts this.
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blockd_tests::vm::{Vm, Which};
+use blockd_testkit::folder::Folder;
+use blockd_tests::vm::{Drive, Vm, Which};
 use clap::Parser;
 
 /// Measures ublk devices in a virtual machine, beside rublk, the kernel's loop and dm-thin on the
@@ -55,6 +56,10 @@ struct Arguments {
     /// Interleaved pairs
     #[arg(long)]
     pairs: Option<usize>,
+    /// Disks with the limits of a usual one in place of ramdisks: a twentieth of what a SATA SSD
+    /// has, as the emulated processors have of a real one's speed
+    #[arg(long)]
+    limited: bool,
     /// MiB of the machine: most of it is for ramdisks
     #[arg(long, default_value_t = 8192)]
     memory: u32,
@@ -76,6 +81,17 @@ const LIMIT: Duration = Duration::from_secs(60 * 60);
 /// Ramdisks of the size and number that the bench uses, and tracing for its counts.
 const BEFORE: &str = "rmmod brd; insmod /modules/*brd.ko* rd_nr=7 rd_size=2097152 || exit 1\n\
                       mount -t tracefs tracefs /sys/kernel/tracing || exit 1\n";
+
+/// The limits of a SATA SSD, and how much slower an emulated processor is than a real one.
+const SSD_IOPS: u64 = 90_000;
+const SSD_BYTES_PER_SECOND: u64 = 550_000_000;
+const SLOWER: u64 = 20;
+/// Disks in place of the ramdisks, as many and as large.
+const DISKS: usize = 7;
+const DISK_BYTES: u64 = 2 << 30;
+const BEFORE_LIMITED: &str = "mkdir /dev/bench; number=0; for disk in a b c d e f g; do \
+                              ln -s /dev/vd$disk /dev/bench/$number || exit 1; \
+                              number=$((number + 1)); done\n";
 
 /// Three pieces of memory that the kernel takes for persistent, two of them character devices. They
 /// have no labels, so the one namespace of each is made over.
@@ -111,6 +127,10 @@ fn run(arguments: &Arguments) -> Result<bool> {
         vm = vm.words(WORDS_PMEM).programs(&["ndctl"]);
         vm = vm.modules(&["nd_e820", "nd_pmem", "nd_btt", "device_dax", "dax_pmem"]);
     }
+    let folder = Folder::new("bench-ublk")?;
+    if arguments.limited {
+        vm = limited_disks(vm, folder.path())?;
+    }
     if let Some(before) = &arguments.before {
         vm = vm.file(before, "/usr/bin/blockd-before", true);
     }
@@ -119,7 +139,11 @@ fn run(arguments: &Arguments) -> Result<bool> {
         let job = job?;
         vm = vm.file(&job.path(), &format!("/jobs/{}", job.file_name().to_string_lossy()), false);
     }
-    let before = if arguments.pmem { BEFORE_PMEM } else { BEFORE };
+    let before = match arguments {
+        Arguments { pmem: true, .. } => BEFORE_PMEM,
+        Arguments { limited: true, .. } => BEFORE_LIMITED,
+        _ => BEFORE,
+    };
     let script = format!("{before}/usr/bin/bench-ublk {}; echo '{ENDED}'$?", words(arguments));
     let mut running = vm.start(&script)?;
     let ended = loop {
@@ -140,6 +164,17 @@ fn run(arguments: &Arguments) -> Result<bool> {
     Ok(ended)
 }
 
+/// Adds the disks with limits, empty ones.
+fn limited_disks(mut vm: Vm, folder: &Path) -> Result<Vm> {
+    for number in 0..DISKS {
+        let path = folder.join(format!("disk-{number}"));
+        std::fs::File::create(&path)?.set_len(DISK_BYTES)?;
+        let (iops, bytes_per_second) = (SSD_IOPS / SLOWER, SSD_BYTES_PER_SECOND / SLOWER);
+        vm = vm.drive(Drive::Limited { path, iops, bytes_per_second });
+    }
+    Ok(vm)
+}
+
 /// The arguments of the program in the machine.
 fn words(arguments: &Arguments) -> String {
     let mut words = Vec::new();
@@ -154,6 +189,10 @@ fn words(arguments: &Arguments) -> String {
     }
     if arguments.quick {
         words.push("--quick".to_owned());
+    }
+    if arguments.limited {
+        let (iops, bytes) = (SSD_IOPS / SLOWER, SSD_BYTES_PER_SECOND / SLOWER);
+        words.push(format!("--limits '{iops} requests and {bytes} bytes in a second each'"));
     }
     if let Some(only) = &arguments.only {
         words.push(format!("--only '{only}'"));

@@ -13,6 +13,16 @@ pub enum Drive {
     File(PathBuf),
     /// The same as an NVMe disk: `/dev/nvme0n1` and so on.
     Nvme(PathBuf),
+    /// A raw file of the host as a disk with limits, as real ones have. What was saved up in a
+    /// tenth of a second may be used at once.
+    Limited {
+        /// The file.
+        path: PathBuf,
+        /// Requests in a second, reads and writes together.
+        iops: u64,
+        /// Bytes in a second, reads and writes together.
+        bytes_per_second: u64,
+    },
     /// A raw file that other machines have at the same time, as several hosts have a LUN.
     Shared(PathBuf),
     /// A file as persistent memory, `/dev/pmem0` and so on: a whole number of 128 MiB, and 2 MiB
@@ -52,7 +62,11 @@ impl Drive {
     /// Modules that the guest needs for it.
     pub(super) fn modules(&self) -> &'static [&'static str] {
         match self {
-            Self::File(_) | Self::Shared(_) | Self::Nbd { .. } | Self::LoggedNbd { .. } => &[],
+            Self::File(_)
+            | Self::Limited { .. }
+            | Self::Shared(_)
+            | Self::Nbd { .. }
+            | Self::LoggedNbd { .. } => &[],
             Self::Nvme(_) => &["nvme"],
             Self::Nvdimm(_) | Self::NvdimmNear(..) => &["nfit", "nd_pmem"],
         }
@@ -80,6 +94,20 @@ impl Drive {
                     option(socket)
                 );
                 [blockdev(number, &logged), virtio(number)].concat()
+            }
+            Self::Limited { path, iops, bytes_per_second } => {
+                let group = format!(
+                    "throttle-group,id=limits{number},x-iops-total={iops},\
+                     x-bps-total={bytes_per_second}"
+                );
+                // Without the host's cache, as a disk has none of that size.
+                let limited = format!(
+                    "driver=throttle,throttle-group=limits{number},file.driver=raw,\
+                     file.file.driver=file,file.file.cache.direct=on,file.file.filename={}",
+                    option(path)
+                );
+                let object = vec!["-object".to_owned(), group];
+                [object, blockdev(number, &limited), virtio(number)].concat()
             }
             Self::Shared(path) => {
                 let unlocked = format!("{},file.locking=off", raw(path));
