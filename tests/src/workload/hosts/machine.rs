@@ -9,8 +9,8 @@ use crate::vm::{Running, Vm};
 
 /// Printed by the machine after each line.
 const ANSWERED: &str = "@@answered ";
-/// A line of shell that takes longer is stuck: a lock manager waits for up to 140 s.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// A line of shell that takes longer is stuck: the daemon waits for 200 s for a dead host's lease.
+const PATIENCE: Duration = Duration::from_secs(240);
 /// Runs what it reads. The mark stands on a line of its own whatever was printed last.
 const LOOP: &str = r#"
 echo @@answered 0
