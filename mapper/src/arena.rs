@@ -14,8 +14,9 @@ use crate::leaf::{LEAF_ENTRIES, Leaf};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, zeroed_slice};
 use crate::units::LeafId;
 
-/// Leaves that are made at once: 2 MiB of memory.
-pub const LEAVES_PER_BLOCK: u32 = if cfg!(loom) { 2 } else { 512 };
+/// Leaves that are made at once: 512 KiB of memory. A pool has one block at least, and a daemon may
+/// have hundreds of pools.
+pub const LEAVES_PER_BLOCK: u32 = if cfg!(loom) { 2 } else { 128 };
 
 /// The pool's state of a leaf besides its entries: one cache line.
 #[derive(Debug, Default)]
@@ -96,7 +97,8 @@ impl std::fmt::Debug for Arena {
 }
 
 impl Arena {
-    /// An arena without leaves that may grow to `max_leaves`, rounded up to whole blocks.
+    /// An arena without leaves that may grow to `max_leaves`, rounded up to whole blocks. Its table
+    /// has 40 bytes for each of them from the start.
     #[must_use]
     pub fn new(max_leaves: u32) -> Self {
         let blocks = max_leaves.div_ceil(LEAVES_PER_BLOCK).min(u32::MAX / LEAVES_PER_BLOCK);
@@ -264,7 +266,7 @@ mod tests {
     fn an_arena_hands_out_every_leaf_once_and_then_none() {
         let arena = Arena::new(1024);
         assert_eq!(arena.take(), None);
-        arena.refill(513).unwrap();
+        arena.refill(1024 - LEAVES_PER_BLOCK + 1).unwrap();
         assert_eq!((arena.free_count(), arena.leaf_count()), (1024, 1024));
         let taken: HashSet<_> = std::iter::from_fn(|| arena.take()).collect();
         assert_eq!((taken.len(), arena.free_count()), (1024, 0));
@@ -275,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_refill_does_nothing_while_enough_are_free() {
-        let arena = Arena::new(u32::MAX);
+        let arena = Arena::new(1024);
         arena.refill(1).unwrap();
         arena.refill(LEAVES_PER_BLOCK).unwrap();
         assert_eq!(arena.leaf_count(), LEAVES_PER_BLOCK);

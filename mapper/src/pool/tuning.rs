@@ -73,11 +73,18 @@ impl Default for Tuning {
 
 impl Tuning {
     /// For a pool that is one of many: less memory from the start, and allocations on the path of
-    /// a first write. A block of leaves, 2 MiB, is the rest of it. The next one is made when the
-    /// free leaves are those of 4 GiB at the default extent, and a commit has up to 64 KiB.
+    /// a first write. The next block of leaves is made when the free leaves are those of 4 GiB at
+    /// the default extent, and a commit has up to 64 KiB. All leaves together map 32 TiB at the
+    /// default extent, and take 1 GiB.
     #[must_use]
     pub fn sparing() -> Self {
-        Self { spare_leaves: 64, commit_blocks: 16, stripe_room: 0, ..Self::default() }
+        Self {
+            spare_leaves: 64,
+            max_leaves: 1 << 18,
+            commit_blocks: 16,
+            stripe_room: 0,
+            ..Self::default()
+        }
     }
 }
 
