@@ -33,6 +33,7 @@ mod membership;
 mod messages;
 mod nodes;
 mod opening;
+mod peer_places;
 mod peers;
 mod places;
 mod policy;

@@ -11,7 +11,6 @@ use blockd_api::v1::peers_server::{Peers, PeersServer};
 use blockd_hosts::HostNumber;
 use blockd_media::error::{Error, shown};
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{
     Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
 };
@@ -28,6 +27,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const CALL_LIMIT: Duration = Duration::from_secs(40);
 /// Calls of one host at once: one for each cell that it asks for now.
 const CALLS_AT_ONCE: usize = 32;
+/// Connections at once: a call makes one of its own, and a group of LVM has up to 2,000 hosts, few
+/// of which ask the same host in the same minute.
+const MAX_CONNECTIONS: usize = 256;
 /// Largest request: two names.
 const MAX_REQUEST_BYTES: usize = 4 << 10;
 /// Largest answer: ten thousand volumes, each with a name of 128 bytes.
@@ -88,7 +90,7 @@ impl PeerListener {
         if let Some(tls) = self.tls {
             server = server.tls_config(tls).map_err(failed)?;
         }
-        let incoming = TcpListenerStream::new(self.listener);
+        let incoming = super::peer_places::placed(self.listener, MAX_CONNECTIONS);
         let served = server.add_service(service).serve_with_incoming_shutdown(incoming, stop);
         served.await.map_err(failed)
     }
