@@ -177,6 +177,19 @@ fn standby_outlives_both_daemons_and_a_host_that_does_not_answer_keeps_its_cell(
 }
 
 #[test]
+fn a_volume_on_standby_with_a_connection_is_detached_by_force_alone() {
+    let folder = shared();
+    let hosts = prepared(folder.path(), "");
+    let first = place(&hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]));
+    let client = connect(&first);
+    hosts[1].ok(&["cell", "handover", "local/one"]);
+    let (_, problem) = hosts[0].failure(&["detach", "data", "--pool", "one"]);
+    assert!(problem.contains("has 1 connection"), "{problem}");
+    hosts[0].ok(&["detach", "data", "--pool", "one", "--force"]);
+    drop(client);
+}
+
+#[test]
 fn a_cell_that_came_back_is_served_after_a_restart_and_by_its_new_names() {
     let folder = shared();
     let mut hosts = prepared(folder.path(), "");

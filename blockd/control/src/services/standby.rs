@@ -219,6 +219,9 @@ impl Control {
     ) -> Result<Option<usize>, Error> {
         let attached = self.0.attachments.get(pool, volume);
         let Some(attached) = attached.filter(|one| one.waits()) else { return Ok(None) };
+        if let (false, Some(id)) = (force, pool_id(&attached.record)) {
+            self.refuse_connected(id, VolumeId(attached.record.id), volume)?;
+        }
         let closed = self.drop_standby(&attached.record, force).await?;
         let text = format!("volume {} is on standby no more", shown(volume));
         self.events().publish(EventKind::VolumeDetached, pool, volume, text);

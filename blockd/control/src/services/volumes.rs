@@ -310,7 +310,17 @@ impl Control {
 
     /// Refuses a volume with connections.
     fn check_unused(&self, pool: &PoolHandle, volume: &VolumeSummary) -> Result<(), Error> {
-        let clients = self.connections_of(pool, volume.id);
+        self.refuse_connected(pool.id(), volume.id, &volume.name)
+    }
+
+    /// The same, of a volume whose pool need not be open.
+    pub(super) fn refuse_connected(
+        &self,
+        pool: [u8; 16],
+        volume: VolumeId,
+        name: &str,
+    ) -> Result<(), Error> {
+        let clients = self.0.data_path.connections_of(pool, volume);
         if clients == 0 {
             return Ok(());
         }
@@ -319,7 +329,7 @@ impl Control {
             counted(clients, "connection"),
             if clients == 1 { "it" } else { "them" },
         );
-        Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem))
+        Err(Error::in_use(format!("volume {}", shown(name)), problem))
     }
 
     /// Ends what serves a volume: whether it was attached, and how many connections were ended.
