@@ -90,6 +90,8 @@ enum Hosts {
     Reset(HostsArguments),
     /// A host loses its cable, in half of the rounds with the group's lock, and is fenced
     Link(HostsArguments),
+    /// The array loses its power while a host writes and flushes
+    TargetReset(HostsArguments),
     /// A cell goes from host to host, with all that was answered
     Handover(HostsArguments),
     /// A volume is a device on both hosts, and its cell goes to the one that asks for a block
@@ -421,6 +423,7 @@ fn hosts(what: &Hosts) -> Result<()> {
         Hosts::Freeze(form) => rounds("freeze", form, workload::hosts::freeze),
         Hosts::Reset(form) => rounds("reset", form, workload::hosts::reset),
         Hosts::Link(form) => rounds("link", form, workload::hosts::link),
+        Hosts::TargetReset(form) => rounds("target-reset", form, workload::hosts::target_reset),
         Hosts::Handover(form) => rounds("handover", form, workload::hosts::handover),
         Hosts::Standby(form) => rounds("standby", form, workload::hosts::standby),
         Hosts::CoordinatorAway(form) => {

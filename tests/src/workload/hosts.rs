@@ -19,6 +19,7 @@ mod reset;
 mod rounds;
 mod script;
 mod standby;
+mod target_reset;
 
 pub use away::coordinator_away;
 pub use blocks::blocks;
@@ -34,3 +35,4 @@ pub use reset::reset;
 pub use rounds::Part;
 pub use script::run as script;
 pub use standby::standby;
+pub use target_reset::target_reset;

@@ -11,6 +11,8 @@ const BLOCK: usize = 4096;
 const BLOCKS: u64 = 512;
 /// The error of a reservation conflict: `EBADE`.
 pub(super) const CONFLICT: i32 = 52;
+/// A file that stops `flushing`.
+const STOP: &str = "/tmp/stop";
 /// Printed before the number of the last write that was flushed.
 pub(super) const FLUSHED: &str = "flushed ";
 
@@ -34,7 +36,7 @@ pub fn blocks(device: &str, what: &str, owner: u64, last: Option<u64>) -> Result
         "verify" => blocks.verify(BLOCKS - 1),
         "since" => blocks.verify(last.context("since which write?")?),
         "on" => blocks.until_refused(),
-        "flushing" => (BLOCKS..).try_for_each(|number| {
+        "flushing" => (BLOCKS..).take_while(|_| !Path::new(STOP).exists()).try_for_each(|number| {
             blocks.write(number)?;
             blocks.device.flush()?;
             println!("{FLUSHED}{number}");

@@ -14,7 +14,7 @@ use crate::vm::{Drive, Network, Running, Vm, Which};
 
 /// Bytes of the shared disk.
 const DISK: u64 = 4 << 30;
-/// Bytes of a host's own disk, which has the daemon's state.
+/// Bytes of a machine's own disk: a host's has the daemon's state, the array's its reservations.
 const OWN: u64 = 64 << 20;
 /// Addresses are of a range that no network has: the machines have only each other.
 const ARRAY: &str = "192.0.2.1";
@@ -36,7 +36,7 @@ pub(super) struct Lab {
     run: Run,
     /// Each host's key, once it has registered.
     keys: [u64; 2],
-    /// Files that outlive machines: the shared disk, and a disk of each host's own.
+    /// Files that outlive machines: the shared disk, and a disk of each machine's own.
     folder: Folder,
 }
 
@@ -44,13 +44,13 @@ impl Lab {
     /// Boots all, and connects the hosts to the array.
     pub(super) fn start(run: &Run) -> Result<Self> {
         let folder = Folder::new("hosts")?;
-        let disk = sparse(&folder, "disk", DISK)?;
+        sparse(&folder, "disk", DISK)?;
         certificates(folder.path())?;
         let network = Network::new(3)?;
-        let mut array = array(run, &network, &disk)?;
-        array.ok("array")?;
-        let own = [1, 2].map(|id| sparse(&folder, &format!("own-{id}"), OWN));
+        let own = [0, 1, 2].map(|id| sparse(&folder, &format!("own-{id}"), OWN));
         own.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut array = array(run, &network, &folder)?;
+        array.ok("array")?;
         let boot = |id: usize| host(run, &network, &folder, id);
         let booted = std::thread::scope(|scope| {
             let threads = [1, 2].map(|id| scope.spawn(move || boot(id)));
@@ -96,6 +96,13 @@ impl Lab {
     pub(super) fn boot(&mut self, number: usize) -> Result<()> {
         self.hosts[number] = host(&self.run, &self.network, &self.folder, number + 1)?;
         self.hosts[number].ok("storage && locks && join").map(|_| ())
+    }
+
+    /// Cuts the array's power, and boots it again with its disks.
+    pub(super) fn reset_array(&mut self) -> Result<()> {
+        self.array.cut()?;
+        self.array = array(&self.run, &self.network, &self.folder)?;
+        self.array.ok("array").map(|_| ())
     }
 
     /// Registers a key of each host, and makes the reservation.
@@ -188,13 +195,19 @@ fn machine(run: &Run, network: &Network, name: &str, port: usize) -> (Vm, String
     (vm, script)
 }
 
-fn array(run: &Run, network: &Network, disk: &Path) -> Result<Machine> {
+fn array(run: &Run, network: &Network, folder: &Folder) -> Result<Machine> {
     let (vm, script) = machine(run, network, "array", 0);
     let modules: &[&str] = match run.kernel {
         Which::Older => &["configfs", "target_core_mod", "target_core_iblock", "iscsi_target_mod"],
         Which::Newer => &["configfs", "nvmet", "nvmet-tcp"],
     };
-    let vm = vm.modules(modules).drive(Drive::File(disk.to_owned()));
+    let vm = vm
+        .modules(modules)
+        .modules(&["ext4"])
+        .programs(&["mkfs.ext4"])
+        .file("/etc/mke2fs.conf".as_ref(), "/etc/mke2fs.conf", false)
+        .drive(Drive::File(folder.path().join("disk")))
+        .drive(Drive::File(folder.path().join("own-0")));
     Machine::boot("array", &vm, &format!("{script}{}", include_str!("target.sh")))
 }
 

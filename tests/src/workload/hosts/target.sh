@@ -20,11 +20,10 @@ array_nvme() {
 }
 
 array_iscsi() {
-    # Reservations that outlive a loss of power are kept here.
-    mkdir -p /var/target/pr /etc/target/pr
+    keep || return
     disk=$config/target/core/iblock_0/shared
     mkdir -p "$disk" && put udev_path=/dev/vda "$disk/control" && put 1 "$disk/enable" || return
-    put shared "$disk/wwn/vpd_unit_serial" || return
+    put shared "$disk/wwn/vpd_unit_serial" && restore || return
     group=$config/target/iscsi/iqn.2000-01.lab:shared/tpgt_1
     mkdir -p "$group/np/$ARRAY:3260" "$group/lun/lun_0" || return
     ln -s "$disk" "$group/lun/lun_0/shared" || return
@@ -34,4 +33,26 @@ array_iscsi() {
         mkdir "$access" "$access/lun_0" && ln -s "$group/lun/lun_0" "$access/lun_0/shared" || return
     done
     put 0 "$group/attrib/authentication" && put 1 "$group/enable"
+}
+
+# keep: reservations that outlive a loss of power are on the array's own disk.
+keep() {
+    mkdir -p /keep /var/target /etc/target
+    if ! mount -t ext4 /dev/vdb /keep 2>/dev/null; then
+        mkfs.ext4 -q /dev/vdb && mount -t ext4 /dev/vdb /keep || return
+    fi
+    mkdir -p /keep/pr && ln -s /keep/pr /var/target/pr && ln -s /keep/pr /etc/target/pr
+}
+
+# restore: gives the kernel the reservations that it has kept, as targetcli does.
+restore() {
+    kept=/keep/pr/aptpl_shared
+    [ -e "$kept" ] || return 0
+    while read -r line; do
+        case $line in
+        PR_REG_START*) record= ;;
+        PR_REG_END*) put "${record#,}" "$disk/pr/res_aptpl_metadata" || return ;;
+        *) record=$record,$line ;;
+        esac
+    done <"$kept"
 }
