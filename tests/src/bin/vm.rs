@@ -88,6 +88,8 @@ enum Hosts {
     Freeze(HostsArguments),
     /// A host loses its power while it writes, and the other one takes its cell
     Reset(HostsArguments),
+    /// A host loses its power, and is declared dead once no script fails
+    Hooks(HostsArguments),
     /// A cell goes from host to host, with all that was answered
     Handover(HostsArguments),
     /// A volume is a device on both hosts, and its cell goes to the one that asks for a block
@@ -418,6 +420,7 @@ fn hosts(what: &Hosts) -> Result<()> {
         Hosts::Race(form) => rounds("race", form, workload::hosts::race),
         Hosts::Freeze(form) => rounds("freeze", form, workload::hosts::freeze),
         Hosts::Reset(form) => rounds("reset", form, workload::hosts::reset),
+        Hosts::Hooks(form) => rounds("hooks", form, workload::hosts::hooks),
         Hosts::Handover(form) => rounds("handover", form, workload::hosts::handover),
         Hosts::Standby(form) => rounds("standby", form, workload::hosts::standby),
         Hosts::CoordinatorAway(form) => {
