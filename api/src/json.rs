@@ -262,6 +262,24 @@ json! {
         free_bytes,
         failure = text(&group.failure),
         cells,
+        dead,
+    }
+    v1::DeadHost as dead {
+        host,
+        dead_unix_ms,
+        cells,
+        pending_cells,
+    }
+    v1::HookRun as hook {
+        path,
+        output,
+        took_ms,
+    }
+    v1::HostCell as cell {
+        cell = &cell.name,
+        outcome = cell.outcome().word(),
+        failure = text(&cell.failure),
+        log_changes,
     }
     v1::WaitingRequest as request {
         volume,

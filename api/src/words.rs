@@ -40,6 +40,13 @@ words! {
         Ublk => Some("ublk"),
         Nbd => Some("nbd"),
     }
+    HostCellOutcome -> &'static str {
+        Unspecified => "unknown",
+        Released => "released",
+        Kept => "kept",
+        Elsewhere => "elsewhere",
+        Failed => "failed",
+    }
     NodeObjectKind -> &'static str {
         Unspecified => "unknown",
         Free => "free",

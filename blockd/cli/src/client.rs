@@ -139,6 +139,24 @@ impl Client {
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
+    /// Declares a host of a volume group dead, and streams the steps.
+    pub(crate) async fn declare_host_dead(
+        &mut self,
+        request: v1::DeclareHostDeadRequest,
+    ) -> Result<Streaming<v1::HostStep>, Error> {
+        let answer = self.inner.declare_host_dead(request).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// Forgets a host of a volume group, and streams the steps.
+    pub(crate) async fn forget_host(
+        &mut self,
+        request: v1::ForgetHostRequest,
+    ) -> Result<Streaming<v1::HostStep>, Error> {
+        let answer = self.inner.forget_host(request).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
     /// All runs of extents of a pool.
     pub(crate) async fn pool_extents(
         &mut self,

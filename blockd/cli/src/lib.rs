@@ -185,6 +185,12 @@ async fn ask(context: &Context, verb: Verb) -> Result<(), Error> {
         Verb::Vg(group) => group.run(context).await,
         Verb::Cell(cell) => cell.run(context).await,
         Verb::Node(node::Node::Lost(lost)) => cells::lose(context, lost.group).await,
+        Verb::Node(node::Node::DeclareDead(node::DeclareDead { which, force })) => {
+            cells::declare_dead(context, which.host()?, force).await
+        }
+        Verb::Node(node::Node::Forget(node::Forget { which, force })) => {
+            cells::forget(context, which.host()?, force).await
+        }
         Verb::Node(node) => node.run(context).await,
         Verb::Health(health) => health.run(context).await,
         Verb::Tune(tune) => tune.run(context).await,

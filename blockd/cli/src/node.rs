@@ -30,7 +30,8 @@ pub(crate) enum Node {
 /// List the nodes that are known here
 ///
 /// This one; those that were declared dead here and not forgotten; and those that have left a pool
-/// of this daemon without closing it, for which the daemon refuses to open it.
+/// of this daemon without closing it, for which the daemon refuses to open it. Hosts of volume
+/// groups are listed as GROUP/NUMBER once they were declared dead, until they come back.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd node list")]
 pub(crate) struct List {}
@@ -48,29 +49,45 @@ pub(crate) struct Status {
     pub pool: String,
 }
 
-/// Take over what another host has left in pools of this one
+/// Take over what another host has left in pools of this one, or its cells
 ///
-/// For a host that is gone, and is known not to come back by itself: each pool that it has not
-/// closed is recovered from its log and closed, so that this host may open it. Needs no daemon, and
-/// none may have the pools. First the owner lock has to be free. Then the scripts in
-/// hooks/pre-declare-dead.d beside the configuration run in the order of their names, with the UUID
-/// as argument: the place to switch the host off. One that fails, can't be run or takes longer than
-/// node.hook_timeout ends it all, with nothing changed.
+/// For a host that is gone, and is known not to come back by itself. The scripts in
+/// hooks/pre-declare-dead.d beside the configuration run in the order of their names before
+/// anything is changed, with the host's name as argument: the place to switch the host off. One
+/// that fails, can't be run or takes longer than node.hook_timeout ends it all.
+///
+/// UUID: each pool that the host has not closed is recovered from its log and closed, so that this
+/// host may open it. Needs no daemon, and none may have the pools. The owner lock has to be free.
+///
+/// GROUP/NUMBER: a host of a volume group (`blockd vg`), through the daemon. Refused while the host
+/// answers at its published address. Its key is removed from the disks of the group, which keeps it
+/// from all cells. Then each of its cells is taken, recovered from its log, closed and released.
+/// One that fails does not hold the others up: repeat it to go on. Once the host has booted and
+/// joined again, it is not dead any more.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  blockd node declare-dead 3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f")]
+#[command(
+    after_help = "Example:\n  blockd node declare-dead 3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f\n  \
+                  blockd node declare-dead san/2"
+)]
 pub(crate) struct DeclareDead {
     #[command(flatten)]
     pub which: Which,
+
+    /// GROUP/NUMBER: also a host that answers, or of which that can't be found out
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Forget a host that was declared dead
 ///
-/// No pool names it any more, and it is no longer listed. The scripts in hooks/pre-forget.d run
-/// before, as with declare-dead. A host that was not declared dead, or has opened a pool since, is
+/// No pool names it any more, and it is no longer listed. Of GROUP/NUMBER the key and the address
+/// are removed from the volume group. The scripts in hooks/pre-forget.d run before, as with
+/// declare-dead. A host that was not declared dead, or has opened a pool or joined again since, is
 /// refused unless it is forced, and then taken over from like a dead one. The host that this runs
 /// on is never forgotten.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  blockd node forget 3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f")]
+#[command(after_help = "Example:\n  blockd node forget 3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f\n  \
+                  blockd node forget san/2")]
 pub(crate) struct Forget {
     #[command(flatten)]
     pub which: Which,
@@ -96,14 +113,15 @@ pub(crate) struct Lost {
 /// Which node, and where its pools are looked for.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Which {
-    /// Its UUID, or the first eight digits
+    /// Its UUID, or the first eight digits; or GROUP/NUMBER for a host of a volume group
     pub node: String,
 
-    /// Configuration (TOML) [default: /etc/blockd/blockd.toml, or in ~/.config, if it is there]
+    /// UUID: configuration (TOML) [default: /etc/blockd/blockd.toml, or in ~/.config, if it is
+    /// there]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Go on without its delta ring: answered writes that were not flushed are lost
+    /// UUID: go on without its delta ring: answered writes that were not flushed are lost
     #[arg(long)]
     pub accept_loss: bool,
 }
@@ -146,14 +164,23 @@ struct TakenShape {
 
 impl Node {
     /// Whether it works on the devices, with no daemon.
-    pub(super) const fn is_offline(&self) -> bool {
-        matches!(self, Self::DeclareDead(_) | Self::Forget(_))
+    pub(super) fn is_offline(&self) -> bool {
+        match self {
+            Self::DeclareDead(DeclareDead { which, .. }) | Self::Forget(Forget { which, .. }) => {
+                !which.node.contains('/')
+            }
+            Self::List(_) | Self::Status(_) | Self::Lost(_) => false,
+        }
     }
 
     /// Runs what works with no daemon.
     pub(super) fn run_offline(&self, context: &Context) -> Result<(), Error> {
         match self {
             Self::DeclareDead(dead) => {
+                if dead.force {
+                    let allowed = "left out: it is for GROUP/NUMBER";
+                    return Err(Error::invalid("force", "true", allowed));
+                }
                 dead.which.remove(context, "declared dead", Removal::DeclareDead)
             }
             Self::Forget(one) => {
@@ -168,13 +195,26 @@ impl Node {
         match self {
             Self::List(_) => list(context).await,
             Self::Status(status) => status.run(context).await,
-            // `lost` has been dealt with.
-            other => other.run_offline(context),
+            // They have been dealt with.
+            Self::DeclareDead(_) | Self::Forget(_) | Self::Lost(_) => Ok(()),
         }
     }
 }
 
 impl Which {
+    /// The name of a host of a volume group. The daemon has its own configuration, and a cell no
+    /// delta ring on other hosts.
+    pub(super) fn host(&self) -> Result<&str, Error> {
+        let allowed = "left out with GROUP/NUMBER";
+        if let Some(config) = &self.config {
+            return Err(Error::invalid("config", config.display(), allowed));
+        }
+        if self.accept_loss {
+            return Err(Error::invalid("accept-loss", "true", allowed));
+        }
+        Ok(&self.node)
+    }
+
     fn remove(&self, context: &Context, what: &str, how: Removal) -> Result<(), Error> {
         let mut hooks: Vec<HookShape> = Vec::new();
         let mut report = |ran: HookRun<'_>| {

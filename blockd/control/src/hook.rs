@@ -174,6 +174,21 @@ pub fn run(
     }
 }
 
+/// Runs all scripts of a directory in the order of their names, each like [`run`]. The first one
+/// that fails is the last one. `report` gets each script as it has ended well. Blocks.
+pub fn run_all(
+    folder: &Path,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+    limit: Duration,
+    report: &mut dyn FnMut(&Ran),
+) -> Result<(), HookError> {
+    for script in scripts(folder)? {
+        report(&run(&script, arguments, variables, limit)?);
+    }
+    Ok(())
+}
+
 fn how(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),

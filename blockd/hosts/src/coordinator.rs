@@ -71,6 +71,19 @@ pub trait Coordinator: Send + Sync {
     /// If the directory can't be read.
     fn address_of(&self, host: HostNumber) -> Result<Option<String>, HostsError>;
 
+    /// Removes what the directory has of another host: its key and its address. `key` is its
+    /// present key, if it has one. Nothing is changed where there is nothing of it.
+    ///
+    /// # Errors
+    /// [`HostsError::CameBack`] where it has another key: that one is not removed.
+    fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError>;
+
+    /// Whether this host has the cell whose device this path is, by what can be seen without the
+    /// coordinator.
+    fn holds(&self, path: &Path) -> bool {
+        path.exists()
+    }
+
     /// Space of the group.
     ///
     /// # Errors

@@ -78,6 +78,12 @@ pub enum HostsError {
         /// The group of cells, or the device.
         group: String,
     },
+    /// The host has another key than the one that was looked up: another incarnation has begun.
+    #[error("host {host} has come back meanwhile, with another key")]
+    CameBack {
+        /// Which.
+        host: HostNumber,
+    },
     /// The group or its devices lack something that is needed.
     #[error("{group} {problem}")]
     Unsuitable {
@@ -136,6 +142,10 @@ impl From<HostsError> for blockd_media::error::Error {
                 Self::NoSpace { what: group, needed, free }
             }
             HostsError::Unsuitable { group, problem } => Self::in_use(group, problem),
+            HostsError::CameBack { host } => {
+                let problem = "has come back meanwhile, with another key: nothing more was changed";
+                Self::in_use(format!("host {host}"), problem)
+            }
             HostsError::Away { group, problem } => {
                 Self::in_use(group, format!("can't be asked now, try again: {problem}"))
             }

@@ -87,29 +87,6 @@ pub trait Fence: Send + Sync {
     fn leave(&self, key: Key) -> Result<(), HostsError>;
 }
 
-/// Where only one host reaches the devices, none has to be fenced.
-#[derive(Clone, Copy, Debug)]
-pub struct NoFence;
-
-impl Fence for NoFence {
-    fn join(&self, _: Key, _: &[Key], _: bool) -> Result<(), HostsError> {
-        Ok(())
-    }
-
-    fn is_member(&self, _: Key) -> Result<bool, HostsError> {
-        Ok(true)
-    }
-
-    fn fence(&self, _: Key, other: Key) -> Result<bool, HostsError> {
-        let problem = format!("has no other hosts: host {} can't be fenced", other.host());
-        Err(HostsError::Unsuitable { group: "the folder".to_owned(), problem })
-    }
-
-    fn leave(&self, _: Key) -> Result<(), HostsError> {
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

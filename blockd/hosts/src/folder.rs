@@ -1,16 +1,20 @@
 //! Cells as files in a folder of one machine, for one daemon or several. A lease is a note with the
-//! number of the daemon that has the cell. It does not expire, and no daemon is ever fenced.
+//! number of the daemon that has the cell. It does not expire. Each daemon has a lock while its
+//! process lives, and only a process that has ended counts as fenced.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::sys::statvfs::statvfs;
+use parking_lot::Mutex;
 
 use crate::cell::{Cell, CellName, Holder, HostNumber, Owner};
 use crate::coordinator::{Coordinator, Space};
 use crate::error::HostsError;
-use crate::fence::Key;
+use crate::fence::{Fence, Key};
+use crate::folder_lock::{HostLock, Noted, failed, noted, number};
 
 /// Goes before a cell's name in the name of its file.
 const PREFIX: &str = "cell-";
@@ -21,24 +25,74 @@ const NEW: &str = "_new";
 /// Goes before a host's number in the name of the file with its address.
 const ADDRESS: &str = "host-";
 
-/// A folder of cells.
+/// A folder of cells. Clones have the same lock.
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
     host: HostNumber,
+    lock: Arc<Mutex<Option<HostLock>>>,
 }
 
 impl Folder {
     /// A folder by its path, as the daemon with this number sees it. Nothing is looked at.
     #[must_use]
-    pub const fn new(path: PathBuf, host: HostNumber) -> Self {
-        Self { path, host }
+    pub fn new(path: PathBuf, host: HostNumber) -> Self {
+        Self { path, host, lock: Arc::default() }
     }
 
     /// This daemon's number.
     #[must_use]
     pub const fn host(&self) -> HostNumber {
         self.host
+    }
+
+    /// Takes this daemon's number, until its process ends. `incarnation` is drawn anew for each
+    /// process, and makes its key. Nothing is changed where this process has the number.
+    ///
+    /// # Errors
+    /// If another process has the number.
+    pub fn enter(&self, incarnation: u32) -> Result<(), HostsError> {
+        let mut held = self.lock.lock();
+        if held.is_some() {
+            return Ok(());
+        }
+        let Some(lock) = HostLock::take(&self.path, self.host)? else {
+            let problem = format!(
+                "has another daemon with the number {}, which runs: give this one another (--host)",
+                self.host
+            );
+            return Err(HostsError::Unsuitable { group: self.path.display().to_string(), problem });
+        };
+        lock.note(Some(Noted { key: Key::new(self.host, incarnation), is_fenced: false }))?;
+        *held = Some(lock);
+        self.sync()
+    }
+
+    /// Whether a process has the number of another host; `None` where none has had it, or only one
+    /// of an older release, which takes no lock.
+    ///
+    /// # Errors
+    /// If its lock can't be tried.
+    pub fn is_running(&self, host: HostNumber) -> Result<Option<bool>, HostsError> {
+        // No file is made for a number that no daemon has had.
+        match noted(&self.path, host)? {
+            Some(_) => HostLock::take(&self.path, host).map(|lock| Some(lock.is_none())),
+            None => Ok(None),
+        }
+    }
+
+    /// The lock of a host whose process has ended. None begins while the caller has it.
+    fn ended(&self, host: HostNumber) -> Result<HostLock, HostsError> {
+        let problem = "has a daemon that runs, and is fenced by its end alone: stop it first";
+        let running = || HostsError::Unsuitable {
+            group: format!("host {host} of {}", self.path.display()),
+            problem: problem.to_owned(),
+        };
+        HostLock::take(&self.path, host)?.ok_or_else(running)
+    }
+
+    fn address_file(&self, host: HostNumber) -> PathBuf {
+        self.path.join(format!("{ADDRESS}{host}"))
     }
 
     fn file(&self, name: &CellName) -> PathBuf {
@@ -162,11 +216,39 @@ impl Coordinator for Folder {
     }
 
     fn keys(&self) -> Result<Vec<Key>, HostsError> {
-        Ok(Vec::new())
+        let mut keys = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(failed("read", &self.path))? {
+            let entry = entry.map_err(failed("read", &self.path))?;
+            if let Some(host) = entry.file_name().to_str().and_then(number) {
+                keys.extend(noted(&self.path, host)?.map(|noted| noted.key));
+            }
+        }
+        Ok(keys)
+    }
+
+    fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError> {
+        let lock = self.ended(host)?;
+        if lock.noted()?.map(|noted| noted.key) != key {
+            return Err(HostsError::CameBack { host });
+        }
+        let address = self.address_file(host);
+        match fs::remove_file(&address) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("remove", &address)(error));
+            }
+            _ => {}
+        }
+        lock.note(None)?;
+        self.sync()
+    }
+
+    fn holds(&self, path: &Path) -> bool {
+        let cell = self.cell_at(path).and_then(|name| self.cell(&name).ok());
+        cell.is_some_and(|cell| cell.holder == Holder::This)
     }
 
     fn publish_address(&self, host: HostNumber, address: &str) -> Result<(), HostsError> {
-        let path = self.path.join(format!("{ADDRESS}{host}"));
+        let path = self.address_file(host);
         if fs::read_to_string(&path).unwrap_or_default() == address {
             return Ok(());
         }
@@ -174,7 +256,7 @@ impl Coordinator for Folder {
     }
 
     fn address_of(&self, host: HostNumber) -> Result<Option<String>, HostsError> {
-        let path = self.path.join(format!("{ADDRESS}{host}"));
+        let path = self.address_file(host);
         match fs::read_to_string(&path) {
             Ok(address) => Ok(Some(address).filter(|address| !address.is_empty())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -240,8 +322,13 @@ impl Coordinator for Folder {
         Ok(cell)
     }
 
-    fn free(&self, _: &CellName, _: Owner) -> Result<(), HostsError> {
-        Ok(())
+    fn free(&self, name: &CellName, of: Owner) -> Result<(), HostsError> {
+        // No process with that number begins meanwhile, and no other host frees the cell.
+        let _ended = self.ended(of.host)?;
+        match self.cell(name)?.holder {
+            Holder::Other(owner) if owner == of => self.remove_note(name, HELD),
+            _ => Ok(()),
+        }
     }
 
     fn release(&self, name: &CellName) -> Result<(), HostsError> {
@@ -279,7 +366,105 @@ impl Coordinator for Folder {
     }
 }
 
-fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> HostsError + use<> {
-    let what = format!("{what} {}", path.display());
-    move |source| HostsError::Io { what, source }
+impl Fence for Folder {
+    fn join(&self, _: Key, _: &[Key], _: bool) -> Result<(), HostsError> {
+        Ok(())
+    }
+
+    fn is_member(&self, _: Key) -> Result<bool, HostsError> {
+        Ok(true)
+    }
+
+    fn fence(&self, _: Key, other: Key) -> Result<bool, HostsError> {
+        let lock = self.ended(other.host())?;
+        match lock.noted()? {
+            Some(noted) if noted.key == other && !noted.is_fenced => {
+                lock.note(Some(Noted { is_fenced: true, ..noted }))?;
+                Ok(true)
+            }
+            // The process with that key has ended, or there would be no lock.
+            _ => Ok(false),
+        }
+    }
+
+    fn leave(&self, _: Key) -> Result<(), HostsError> {
+        match self.lock.lock().take() {
+            Some(lock) => lock.note(None),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: HostNumber = HostNumber(1);
+    const TWO: HostNumber = HostNumber(2);
+
+    fn place() -> blockd_testkit::folder::Folder {
+        blockd_testkit::folder::Folder::below(&std::env::temp_dir(), "folder-lock").unwrap()
+    }
+
+    #[test]
+    fn only_a_process_that_has_ended_is_fenced_and_its_lease_ended() {
+        let place = place();
+        let daemon = |host| Folder::new(place.path().to_owned(), host);
+        let (here, there) = (daemon(ONE), daemon(TWO));
+        here.enter(1).unwrap();
+        assert_eq!(here.is_running(TWO).unwrap(), None, "no daemon has had the number");
+        there.enter(7).unwrap();
+        there.enter(8).unwrap();
+        let keys = [Key::new(ONE, 1), Key::new(TWO, 7)];
+        let mut found = here.keys().unwrap();
+        found.sort();
+        assert_eq!(found, keys);
+        let name = CellName::parse("one").unwrap();
+        let cell = there.create(&name, 4096).unwrap();
+        assert!(there.holds(&cell.path) && !here.holds(&cell.path));
+        let owner = Owner { host: TWO, generation: 0 };
+        assert_eq!(here.is_running(TWO).unwrap(), Some(true));
+        for error in [
+            here.fence(keys[0], keys[1]).map(drop).unwrap_err(),
+            here.free(&name, owner).unwrap_err(),
+            here.forget_host(TWO, Some(keys[1])).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("has a daemon that runs"), "{error}");
+        }
+        let error = daemon(TWO).enter(9).unwrap_err().to_string();
+        assert!(error.contains("has another daemon with the number 2"), "{error}");
+        drop(there);
+        assert_eq!(here.is_running(TWO).unwrap(), Some(false));
+        for was_first in [true, false] {
+            assert_eq!(here.fence(keys[0], keys[1]).unwrap(), was_first);
+        }
+        here.free(&name, Owner { host: HostNumber(3), generation: 0 }).unwrap();
+        assert_eq!(here.cell(&name).unwrap().holder, Holder::Other(owner));
+        here.free(&name, owner).unwrap();
+        assert_eq!(here.acquire(&name).unwrap().holder, Holder::This);
+    }
+
+    #[test]
+    fn a_daemon_that_comes_back_has_another_key_and_is_not_forgotten() {
+        let place = place();
+        let daemon = |host| Folder::new(place.path().to_owned(), host);
+        let (here, there) = (daemon(ONE), daemon(TWO));
+        here.enter(1).unwrap();
+        there.enter(7).unwrap();
+        there.publish_address(TWO, "127.0.0.1:1").unwrap();
+        let key = Key::new(TWO, 7);
+        drop(there);
+        here.fence(Key::new(ONE, 1), key).unwrap();
+        let there = daemon(TWO);
+        there.enter(8).unwrap();
+        assert!(here.keys().unwrap().contains(&Key::new(TWO, 8)));
+        drop(there);
+        let error = here.forget_host(TWO, Some(key)).unwrap_err();
+        assert!(matches!(error, HostsError::CameBack { host: TWO }), "{error}");
+        assert!(here.address_of(TWO).unwrap().is_some());
+        here.forget_host(TWO, Some(Key::new(TWO, 8))).unwrap();
+        assert_eq!(here.keys().unwrap(), [Key::new(ONE, 1)]);
+        assert_eq!(here.address_of(TWO).unwrap(), None);
+        here.forget_host(TWO, None).unwrap();
+    }
 }

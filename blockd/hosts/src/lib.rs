@@ -11,6 +11,7 @@ mod coordinator;
 mod error;
 mod fence;
 pub mod folder;
+mod folder_lock;
 pub mod lvm;
 mod reservation;
 #[expect(unsafe_code, reason = "ioctls of persistent reservations")]
@@ -21,5 +22,5 @@ pub mod simulated;
 pub use cell::{Cell, CellName, Holder, HostNumber, Owner};
 pub use coordinator::{Coordinator, Device, Space};
 pub use error::HostsError;
-pub use fence::{Fence, Key, NoFence};
+pub use fence::{Fence, Key};
 pub use reservation::Reservations;

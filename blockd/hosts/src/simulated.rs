@@ -3,6 +3,7 @@
 //! them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +19,24 @@ const NAME: &str = "the simulated group";
 
 /// The array with its directory. Clones are the same one.
 #[derive(Clone, Debug)]
-pub struct Array(Arc<Mutex<State>>);
+pub struct Array(Arc<Mutex<State>>, Arc<Mutex<Steps>>);
+
+/// The steps that matter for a takeover, by name: "fence 1", "free one", "take one", "release one".
+#[derive(Default)]
+struct Steps {
+    done: Vec<String>,
+    /// Run once, before the step of that name.
+    before: Vec<(String, Intervention)>,
+}
+
+/// An event before a step, which it may fail.
+type Intervention = Box<dyn FnOnce() -> bool + Send>;
+
+impl fmt::Debug for Steps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.done.fmt(f)
+    }
+}
 
 #[derive(Debug)]
 struct State {
@@ -55,7 +73,7 @@ impl Array {
     /// An array of this size with its files in a folder.
     #[must_use]
     pub fn new(folder: PathBuf, total: u64) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        let state = State {
             folder,
             total,
             cells: BTreeMap::new(),
@@ -65,7 +83,36 @@ impl Array {
             is_away: false,
             lapsed: BTreeSet::new(),
             boots: BTreeMap::new(),
-        })))
+        };
+        Self(Arc::new(Mutex::new(state)), Arc::default())
+    }
+
+    /// Runs this before the next step of that name, which fails if it returns false.
+    pub fn before(&self, step: &str, intervene: impl FnOnce() -> bool + Send + 'static) {
+        self.1.lock().before.push((step.to_owned(), Box::new(intervene)));
+    }
+
+    /// The steps that were done, in their order.
+    #[must_use]
+    pub fn steps(&self) -> Vec<String> {
+        self.1.lock().done.clone()
+    }
+
+    fn step(&self, name: String) -> Result<(), HostsError> {
+        let mut steps = self.1.lock();
+        let found = steps.before.iter().position(|(step, _)| *step == name);
+        if let Some(at) = found {
+            let (_, intervene) = steps.before.remove(at);
+            // It may use the array.
+            drop(steps);
+            if !intervene() {
+                let source = std::io::Error::other("was made to fail");
+                return Err(HostsError::Io { what: name, source });
+            }
+            steps = self.1.lock();
+        }
+        steps.done.push(name);
+        Ok(())
     }
 
     /// The view of one host, which is coordinator and fence.
@@ -200,6 +247,17 @@ impl Coordinator for Member {
         Ok(state.addresses.get(&host).filter(|address| !address.is_empty()).cloned())
     }
 
+    fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError> {
+        self.with(|state| {
+            if state.published.get(&host).copied() != key {
+                return Err(HostsError::CameBack { host });
+            }
+            state.published.remove(&host);
+            state.addresses.remove(&host);
+            Ok(())
+        })
+    }
+
     fn space(&self) -> Result<Space, HostsError> {
         self.with(|state| Ok(Space { total: state.total, free: state.free() }))
     }
@@ -233,6 +291,7 @@ impl Coordinator for Member {
     }
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
+        self.array.step(format!("take {name}"))?;
         self.with(|state| {
             let own = state.owner(self.host);
             let holder = state.cells.get(name).ok_or_else(|| not_found(name))?.holder;
@@ -248,6 +307,7 @@ impl Coordinator for Member {
     }
 
     fn free(&self, name: &CellName, of: Owner) -> Result<(), HostsError> {
+        self.array.step(format!("free {name}"))?;
         self.with(|state| {
             let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
             entry.holder = entry.holder.filter(|holder| *holder != of);
@@ -256,6 +316,7 @@ impl Coordinator for Member {
     }
 
     fn release(&self, name: &CellName) -> Result<(), HostsError> {
+        self.array.step(format!("release {name}"))?;
         self.with(|state| {
             let own = state.owner(self.host);
             let entry = state.cells.get_mut(name).ok_or_else(|| not_found(name))?;
@@ -325,6 +386,7 @@ impl Fence for Member {
     }
 
     fn fence(&self, own: Key, other: Key) -> Result<bool, HostsError> {
+        self.array.step(format!("fence {}", other.host()))?;
         let mut state = self.array.0.lock();
         if !state.keys.contains(&own) {
             return Err(HostsError::Fenced { group: NAME.to_owned() });

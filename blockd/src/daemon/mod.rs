@@ -185,6 +185,8 @@ impl Daemon {
             configured_pools: config.pools.len() + config.direct_pools.len(),
             health: config.health,
             hosts: config.hosts.clone(),
+            hooks_dir: config.node.hooks_dir.clone(),
+            hook_timeout: config.node.hook_timeout,
         };
         let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
         control.set_configured(names_of(config));

@@ -88,6 +88,8 @@ enum Hosts {
     Freeze(HostsArguments),
     /// A host loses its power while it writes, and the other one takes its cell
     Reset(HostsArguments),
+    /// A host loses its power, and is declared dead once no script fails
+    Hooks(HostsArguments),
     /// A host loses its cable, in half of the rounds with the group's lock, and is fenced
     Link(HostsArguments),
     /// The array loses its power while a host writes and flushes
@@ -422,6 +424,7 @@ fn hosts(what: &Hosts) -> Result<()> {
         Hosts::Race(form) => rounds("race", form, workload::hosts::race),
         Hosts::Freeze(form) => rounds("freeze", form, workload::hosts::freeze),
         Hosts::Reset(form) => rounds("reset", form, workload::hosts::reset),
+        Hosts::Hooks(form) => rounds("hooks", form, workload::hosts::hooks),
         Hosts::Link(form) => rounds("link", form, workload::hosts::link),
         Hosts::TargetReset(form) => rounds("target-reset", form, workload::hosts::target_reset),
         Hosts::Handover(form) => rounds("handover", form, workload::hosts::handover),

@@ -49,7 +49,8 @@ pub(crate) struct Add {
 /// List volume groups with their space
 ///
 /// A group whose coordinator (lvmlockd, sanlock) does not answer is listed with the reason. Cells
-/// that are open go on all the same.
+/// that are open go on all the same. Hosts that were declared dead here and have not come back are
+/// listed by their numbers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd vg list")]
 pub(crate) struct List {}
@@ -138,17 +139,20 @@ async fn list(context: &Context) -> Result<(), Error> {
             ("cells", Side::Right),
             ("size", Side::Right),
             ("free", Side::Right),
+            ("dead hosts", Side::Left),
         ];
         let mut table = Table::new(&columns);
         let mut failures = String::new();
         for group in &listed.groups {
             let size = |bytes| context.output.size(amount(bytes));
+            let dead: Vec<_> = group.dead.iter().map(|dead| dead.host.to_string()).collect();
             table.row([
                 Field::from(group.name.clone()),
                 group.host.to_string().into(),
                 group.cells.len().to_string().into(),
                 size(group.total_bytes).into(),
                 size(group.free_bytes).into(),
+                dead.join(" ").into(),
             ]);
             if !group.failure.is_empty() {
                 failures.push_str(&format!("{}: {}\n", group.name, group.failure));

@@ -2,6 +2,7 @@
 
 mod cell;
 mod group;
+mod host;
 
 use blockd_api::v1;
 use blockd_media::error::Error;
@@ -11,6 +12,7 @@ use super::{Context, amount};
 
 pub(crate) use cell::CellVerb;
 pub(crate) use group::{GroupVerb, lose};
+pub(crate) use host::{declare_dead, forget};
 
 /// Splits GROUP/CELL.
 fn parse(text: &str) -> Result<(String, String), Error> {

@@ -8,17 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
-use blockd_hosts::{
-    Cell, CellName, Coordinator, Holder, HostNumber, HostsError, Key, Owner, Space,
-};
+use blockd_hosts::{Cell, CellName, Coordinator, Holder, HostsError, Key, Space};
 use blockd_mapper::error::MapperError;
 use blockd_media::MARKED_BYTES;
-use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, to_wire};
 
 use super::closing::How;
-use super::groups::{Fenced, Group, Membership};
+use super::groups::{Group, Membership};
 use super::making::Lock;
 use super::membership::recover;
 use super::service::wanted_pool;
@@ -26,12 +23,6 @@ use super::{Control, EventKind, Known, blocking};
 
 /// How long a group may take to be described. LVM waits for 25 s for a lock that another host has.
 const LOOK_LIMIT: Duration = Duration::from_secs(28);
-/// How long the lease of a host that was fenced is waited for. Sanlock counts a host as dead after
-/// 8 times its limit of IO and 60 s, 140 s by default (`timeouts.c`), and needs some of that again
-/// to take the lease.
-const LEASE_WAIT: Duration = Duration::from_secs(200);
-/// Between two tries.
-const LEASE_PAUSE: Duration = Duration::from_secs(1);
 /// A cell grows by at least this much, so that the group's lock is not taken often.
 const LEAST_GRANT: u64 = 1024 << 20;
 /// And by what is written in this time at the present rate: a coordinator may be away for as long
@@ -63,18 +54,22 @@ impl Control {
         let looked_at = Arc::clone(&group);
         let looking = blocking(move || {
             let coordinator = looked_at.coordinator();
-            Ok((coordinator.space()?, coordinator.cells()?))
+            let (space, cells) = (coordinator.space()?, coordinator.cells()?);
+            // They are needed for hosts that were declared dead alone.
+            let has_dead = !looked_at.member().dead().is_empty();
+            Ok((space, cells, if has_dead { coordinator.keys()? } else { Vec::new() }))
         });
-        let looked: Result<(Space, Vec<Cell>), Error> =
+        let looked: Result<(Space, Vec<Cell>, Vec<Key>), Error> =
             tokio::time::timeout(LOOK_LIMIT, looking).await.unwrap_or_else(|_| {
                 let what = format!("volume group {}", shown(&group.name));
                 let seconds = LOOK_LIMIT.as_secs();
                 Err(Error::in_use(what, format!("does not answer within {seconds} s")))
             });
-        let (mut failure, (space, cells)) = match looked {
+        let (mut failure, (space, cells, keys)) = match looked {
             Ok(looked) => (String::new(), looked),
-            Err(error) => (error.to_string(), (Space::default(), Vec::new())),
+            Err(error) => (error.to_string(), (Space::default(), Vec::new(), Vec::new())),
         };
+        self.note_returned(&group, &keys).await;
         if let Some(refusal) = group.refusal() {
             failure = refusal;
         }
@@ -87,10 +82,25 @@ impl Control {
             free_bytes: to_wire(space.free),
             failure,
             cells: cells.iter().map(|cell| self.describe_cell(&group, cell)).collect(),
+            dead: group.member().dead().describe(),
         }
     }
 
-    fn describe_cell(&self, group: &Group, cell: &Cell) -> v1::Cell {
+    /// Ends the records of hosts that have come back, by the keys that the group has now.
+    pub(super) async fn note_returned(&self, group: &Arc<Group>, keys: &[Key]) {
+        let returned = group.member().dead().returned(keys);
+        if returned.is_empty() {
+            return;
+        }
+        let noted = self.note_in_group(group, move |member| {
+            returned.into_iter().for_each(|host| member.dead_mut().remove(host));
+        });
+        if let Err(error) = noted.await {
+            tracing::warn!(group = group.name, %error, "a host stays declared dead");
+        }
+    }
+
+    pub(super) fn describe_cell(&self, group: &Group, cell: &Cell) -> v1::Cell {
         let is_open = self.pool_in(cell).is_some_and(|known| known.failure().is_none());
         let (state, holder) = match &cell.holder {
             Holder::This if is_open => (v1::CellState::Open, group.host().0),
@@ -138,7 +148,7 @@ impl Control {
     }
 
     /// Changes what is remembered of a group.
-    async fn note_in_group(
+    pub(super) async fn note_in_group(
         &self,
         group: &Arc<Group>,
         change: impl FnOnce(&mut Membership) + Send + 'static,
@@ -220,7 +230,7 @@ impl Control {
         if !is_free || !(cell.is_new || cell.holder == Holder::This) {
             return Err(exists());
         }
-        let held = self.acquire_cell(group, &cell.name, false).await?;
+        let held = self.acquire_cell(group, &cell.name, None).await?;
         if held.is_new {
             return Ok(held);
         }
@@ -237,171 +247,13 @@ impl Control {
         self.0.cells.lock(&format!("{}/{name}", group.name)).await
     }
 
-    fn is_open(&self, cell: &Cell) -> bool {
+    pub(super) fn is_open(&self, cell: &Cell) -> bool {
         self.pool_in(cell).is_some_and(|known| known.failure().is_none())
-    }
-
-    /// Takes a cell, from a host that is fenced before if that is asked for, and opens its pool.
-    pub(super) async fn take_cell(
-        &self,
-        asked: v1::TakeCellRequest,
-    ) -> Result<v1::TakeCellResponse, Error> {
-        let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
-        if asked.fence && asked.handover {
-            return Err(Error::invalid("handover", "true", "left out with fence"));
-        }
-        let _one = self.lock_cell(&group, &name).await;
-        self.join_group(&group).await?;
-        let found = self.find_cell(&group, &name).await?;
-        let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
-        self.refuse_other_pool(&name, Some(&found))?;
-        if found.holder == Holder::This && self.is_open(&found) {
-            let cell = Some(self.describe_cell(&group, &found));
-            return Ok(v1::TakeCellResponse { cell, ..Default::default() });
-        }
-        if found.is_new {
-            let problem = "was not made to the end: `blockd cell create` finishes it";
-            return Err(Error::in_use(format!("cell {name}"), problem));
-        }
-        let mut former = 0;
-        let from = match found.holder {
-            // From before this host's last boot: it is free.
-            Holder::Other(owner) if owner.host == group.host() => None,
-            Holder::Other(owner) if asked.fence => Some(owner),
-            Holder::Other(owner) if asked.handover => {
-                former = owner.host.0;
-                self.ask_for_cell(&group, &name, owner.host).await?;
-                None
-            }
-            // Its lease may have expired, which is no fence (H3).
-            Holder::Other(Owner { host, .. }) => {
-                return Err(HostsError::Held { cell: name, by: Some(host) }.into());
-            }
-            Holder::Unknown(problem) => {
-                return Err(HostsError::NotKnown { cell: name, problem }.into());
-            }
-            Holder::This | Holder::Free => None,
-        };
-        let cell = match from {
-            Some(owner) => self.take_from(&group, &name, owner).await?,
-            None => self.acquire_cell(&group, &name, false).await?,
-        };
-        let opened = self.open_cell(&group, &cell).await;
-        let log_changes = match opened {
-            Ok(changes) => changes,
-            Err(error) => {
-                // One that is being taken from a dead host stays with this one.
-                if found.holder == Holder::Free || former != 0 {
-                    let cell = name.clone();
-                    let given = self.coordinate(&group, move |leases| leases.release(&cell)).await;
-                    if let Err(error) = given {
-                        tracing::warn!(cell = %name, %error, "the cell stays with this host");
-                    }
-                }
-                return Err(error);
-            }
-        };
-        let text = format!("cell {name} of volume group {} was taken", shown(&group.name));
-        self.events().publish(EventKind::CellTaken, name.as_str(), "", text);
-        Ok(v1::TakeCellResponse {
-            changed: true,
-            cell: Some(self.describe_cell(&group, &cell)),
-            fenced_host: from.map_or(0, |owner| u32::from(owner.host.0)),
-            log_changes,
-            former_host: u32::from(former),
-        })
-    }
-
-    /// Has the daemon of another host give a cell.
-    async fn ask_for_cell(
-        &self,
-        group: &Arc<Group>,
-        name: &CellName,
-        host: HostNumber,
-    ) -> Result<(), Error> {
-        let mut peer = self.peer(group, host).await?;
-        let request = v1::HandOverCellRequest {
-            group: group.name.clone(),
-            name: name.to_string(),
-            host: u32::from(group.host().0),
-        };
-        let handed = peer.hand_over_cell(request).await;
-        handed.map(drop).map_err(|status| super::standby::refused(host, &status))
-    }
-
-    /// Fences the host that has a cell, as its lease names it, then takes the lease.
-    async fn take_from(
-        &self,
-        group: &Arc<Group>,
-        name: &CellName,
-        owner: Owner,
-    ) -> Result<Cell, Error> {
-        let fenced = self.fence_host(group, owner).await?;
-        if fenced.is_ours {
-            // Another host that has fenced it may be taking this cell: then its lease decides.
-            let cell = name.clone();
-            self.coordinate(group, move |leases| leases.free(&cell, owner)).await?;
-        }
-        let cell = self.acquire_cell(group, name, true).await?;
-        // The host may have come back meanwhile, with another key, and taken the cell again before
-        // its lease was ended or had expired once more. Nothing of the cell was read yet.
-        let mut key = fenced.key;
-        loop {
-            let asked = Arc::clone(group);
-            let present = blocking(move || asked.key_of(owner.host)).await?;
-            if present == key {
-                break;
-            }
-            key = self.fence_host(group, owner).await?.key;
-        }
-        let taken = name.clone();
-        self.note_in_group(group, move |member| member.set_taking(&taken, Some(key))).await?;
-        Ok(cell)
-    }
-
-    /// Keeps a host from all devices of a group.
-    async fn fence_host(&self, group: &Arc<Group>, owner: Owner) -> Result<Fenced, Error> {
-        let asked = Arc::clone(group);
-        let fenced = blocking(move || asked.fence(owner.host)).await?;
-        if fenced.was_first {
-            let text = format!(
-                "host {} was kept from the devices of volume group {}",
-                owner.host,
-                shown(&group.name)
-            );
-            self.events().publish(EventKind::HostFenced, "", "", text);
-            let key: Key = fenced.key;
-            self.note_in_group(group, move |member| member.note_removed(key)).await?;
-        }
-        Ok(fenced)
-    }
-
-    async fn acquire_cell(
-        &self,
-        group: &Arc<Group>,
-        name: &CellName,
-        waits: bool,
-    ) -> Result<Cell, Error> {
-        let clock = Clock::start();
-        loop {
-            let cell = name.clone();
-            let group = Arc::clone(group);
-            let taken = blocking(move || Ok(group.coordinator().acquire(&cell))).await?;
-            match taken {
-                // A dead host may have the lock of the whole group as well.
-                Err(HostsError::Held { .. } | HostsError::Away { .. })
-                    if waits && clock.elapsed() < LEASE_WAIT =>
-                {
-                    tokio::time::sleep(LEASE_PAUSE).await;
-                }
-                other => return Ok(other?),
-            }
-        }
     }
 
     /// Opens the pool of a cell that this host has. Gives the changes that were replayed from the
     /// log of a host that was fenced.
-    async fn open_cell(&self, group: &Arc<Group>, cell: &Cell) -> Result<u64, Error> {
+    pub(super) async fn open_cell(&self, group: &Arc<Group>, cell: &Cell) -> Result<u64, Error> {
         if let Some(known) = self.pool_in(cell) {
             // It failed, or a call has closed it: it keeps its attachments.
             let name = &known.config.name;
@@ -420,8 +272,9 @@ impl Control {
         let own = self.node().map_or(0, |node| node.number());
         let mut changes = 0;
         if group.member().is_taking(&cell.name) {
-            if !newest.clean && newest.node != own {
-                // H7: a loss of power of the host that had it.
+            if !newest.clean {
+                // H7: a loss of power of the host that had it, which may have this one's number
+                // where both are daemons of one machine.
                 let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
                 let recovered =
                     blocking(move || recover(&taken, &dir, own, newest.node, true)).await?;

@@ -11,8 +11,7 @@ use blockd_api::v1;
 #[cfg(test)]
 use blockd_hosts::simulated::Member;
 use blockd_hosts::{
-    CellName, Coordinator, Device, Fence, HostNumber, HostsError, Key, NoFence, Reservations,
-    folder, lvm,
+    CellName, Coordinator, Device, Fence, HostNumber, HostsError, Key, Reservations, folder, lvm,
 };
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::boot_id;
@@ -20,6 +19,7 @@ use blockd_media::units::hex;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
+use super::dead_record::DeadHosts;
 use super::state_file::StateFile;
 use super::{Control, blocking};
 use crate::config::PoolConfig;
@@ -30,8 +30,8 @@ const START_WAIT: Duration = Duration::from_secs(10);
 /// Why cells were dropped.
 const FENCED: &str = "this host was fenced";
 
-/// This host's membership in one group, as it is remembered. All but the first three fields are of
-/// one incarnation: the boot.
+/// This host's membership in one group, as it is remembered. The fields from `boot` on are of one
+/// incarnation: the boot.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Membership {
     name: String,
@@ -41,6 +41,9 @@ pub(super) struct Membership {
     /// Keys of former incarnations, which devices may still have; the last ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     former_keys: Vec<String>,
+    /// Other hosts that were declared dead here.
+    #[serde(default, skip_serializing_if = "DeadHosts::is_empty")]
+    dead: DeadHosts,
     boot: String,
     host: u16,
     /// This host's key; empty before there is one.
@@ -116,7 +119,10 @@ impl Backend {
     fn look(&self) -> Result<(HostNumber, Vec<Device>), HostsError> {
         match self {
             Self::Lvm(group) => group.look().map(|found| (found.host, found.devices)),
-            Self::Folder(group) => group.space().map(|_| (group.host(), Vec::new())),
+            Self::Folder(group) => {
+                group.enter(fastrand::u32(..))?;
+                group.space().map(|_| (group.host(), Vec::new()))
+            }
             #[cfg(test)]
             Self::Simulated(member) => Ok((member.host(), member.devices())),
         }
@@ -134,12 +140,25 @@ impl Backend {
     fn fence(&self, devices: Vec<PathBuf>) -> Box<dyn Fence> {
         match self {
             Self::Lvm(_) => Box::new(Reservations::new(devices)),
-            Self::Folder(_) => Box::new(NoFence),
+            Self::Folder(group) => Box::new(group.clone()),
             #[cfg(test)]
             Self::Simulated(member) => Box::new(member.clone()),
         }
     }
 
+    /// Whether a host has ended, where that can be seen without its daemon.
+    fn has_ended(&self, host: HostNumber) -> Result<Option<bool>, HostsError> {
+        match self {
+            Self::Folder(group) => {
+                let is_running = group.is_running(host)?;
+                Ok(is_running.map(|is_running| !is_running))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether disks have keys. The leases of a folder are ended by any host then, and not by the
+    /// one that was the first to fence.
     const fn has_keys(&self) -> bool {
         !matches!(self, Self::Folder(_))
     }
@@ -214,19 +233,21 @@ impl Group {
         })
     }
 
-    /// Keeps another host off all devices (H3). Blocks.
-    pub(super) fn fence(&self, host: HostNumber) -> Result<Fenced, Error> {
-        let key = self.key_of(host)?;
-        let member = self.member();
+    /// Keeps another host off all devices, in the incarnation that has this key (H3). Blocks.
+    pub(super) fn fence(&self, key: Key) -> Result<Fenced, Error> {
+        let (host, member) = (key.host(), self.member());
         let own = Key::parse(&member.key).filter(|own| own.host() != host);
         let own = own.ok_or_else(|| Error::in_use(format!("host {host}"), "is this one"))?;
         let fence = self.backend.fence(paths_of(&member.devices));
         let was_first = fence.fence(own, key)?;
-        Ok(Fenced {
-            key,
-            was_first,
-            is_ours: was_first || member.removed_keys.contains(&text(key)),
-        })
+        let is_ours =
+            was_first || member.removed_keys.contains(&text(key)) || !self.backend.has_keys();
+        Ok(Fenced { key, was_first, is_ours })
+    }
+
+    /// Whether a host has ended, where that can be seen without its daemon. Blocks.
+    pub(super) fn has_ended(&self, host: HostNumber) -> Result<Option<bool>, Error> {
+        Ok(self.backend.has_ended(host)?)
     }
 
     /// The key by which a host is known.
@@ -354,6 +375,7 @@ impl Membership {
             name: name.to_owned(),
             folder,
             former_keys: Vec::new(),
+            dead: DeadHosts::default(),
             boot: String::new(),
             host: 0,
             key: String::new(),
@@ -364,6 +386,21 @@ impl Membership {
             removed_keys: BTreeSet::new(),
             taking: BTreeMap::new(),
         }
+    }
+
+    /// Hosts that were declared dead here.
+    pub(super) const fn dead(&self) -> &DeadHosts {
+        &self.dead
+    }
+
+    pub(super) const fn dead_mut(&mut self) -> &mut DeadHosts {
+        &mut self.dead
+    }
+
+    /// Forgets all that is remembered of another host.
+    pub(super) fn forget_host(&mut self, host: HostNumber) {
+        self.dead.remove(host);
+        self.removed_keys.retain(|one| Key::parse(one).is_some_and(|one| one.host() != host));
     }
 
     fn is_of_this_boot(&self) -> bool {
@@ -457,7 +494,7 @@ impl Control {
         for config in self.remembered_pools()? {
             let device = &config.devices[0].path;
             let Some((group, cell)) = self.0.groups.cell_at(device) else { continue };
-            if !device.exists() {
+            if !group.coordinator().holds(device) {
                 let group = shown(&group.name);
                 tracing::info!(pool = config.name, "cell {cell} of {group} is not held any more");
                 // Clients on standby go on to wait for it.

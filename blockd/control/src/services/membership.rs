@@ -305,10 +305,7 @@ impl<'a> Membership<'a> {
         let names = names.join("\n");
         let variables = [("BLOCKD_NODE", node.as_str()), ("BLOCKD_POOLS", names.as_str())];
         let NodeHooks { folder, limit } = self.hooks(folder);
-        for script in hook::scripts(&folder).map_err(failed)? {
-            report(&hook::run(&script, &[&node], &variables, limit).map_err(failed)?);
-        }
-        Ok(())
+        hook::run_all(&folder, &[&node], &variables, limit, report).map_err(failed)
     }
 
     fn hooks(&self, folder: &str) -> NodeHooks {

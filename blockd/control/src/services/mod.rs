@@ -11,6 +11,8 @@ mod cloning;
 mod closed;
 mod closing;
 mod data_path;
+mod dead_hosts;
+mod dead_record;
 mod deleting;
 mod devices;
 mod diff;
@@ -53,6 +55,7 @@ mod space;
 mod standby;
 mod state_file;
 mod stats;
+mod taking;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -61,6 +64,8 @@ mod tests;
 mod tests_of_adding;
 #[cfg(test)]
 mod tests_of_cells;
+#[cfg(test)]
+mod tests_of_dead_hosts;
 #[cfg(test)]
 mod tests_of_devices;
 #[cfg(test)]
@@ -77,6 +82,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use blockd_engine::pool::PoolHandle;
 use blockd_media::DeviceKind;
@@ -125,6 +131,10 @@ pub struct ControlOptions {
     pub health: HealthConfig,
     /// Daemons of other hosts.
     pub hosts: HostsConfig,
+    /// The directories of scripts are in here.
+    pub hooks_dir: PathBuf,
+    /// How long a script of these may take.
+    pub hook_timeout: Duration,
 }
 
 /// The control service. Clones are the same one.
@@ -181,7 +191,7 @@ struct Inner {
 
 /// How long the end of the daemon waits for pools that are being closed on request. Their own limit
 /// is that of workers, 10 s, and a checkpoint.
-const CLOSING_WAIT: std::time::Duration = std::time::Duration::from_secs(30);
+const CLOSING_WAIT: Duration = Duration::from_secs(30);
 
 /// A pool that was named, and what came of it.
 #[derive(Clone, Debug)]

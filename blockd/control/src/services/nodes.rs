@@ -58,6 +58,7 @@ impl Control {
         .await?;
         let mut nodes = vec![self.this_node()];
         nodes.extend(others(&dead, &left));
+        nodes.extend(self.dead_host_nodes().await);
         Ok(nodes)
     }
 

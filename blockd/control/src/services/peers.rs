@@ -1,6 +1,7 @@
 //! The daemons of other hosts: they ask this one for cells, and this one asks them.
 
 use std::future::Future;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use blockd_api::v1::peers_client::PeersClient;
 use blockd_api::v1::peers_server::{Peers, PeersServer};
 use blockd_hosts::HostNumber;
 use blockd_media::error::{Error, shown};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tonic::transport::{
     Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
 };
@@ -25,6 +26,11 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take for a call: to answer what is in flight and to close the pool, 10 s each,
 /// and LVM's command.
 const CALL_LIMIT: Duration = Duration::from_secs(40);
+/// How often a daemon that refuses connections is tried before it counts as silent: one that is
+/// being restarted refuses them for a second or two.
+const PROBES: usize = 3;
+/// Between two of these.
+const PROBE_PAUSE: Duration = Duration::from_secs(1);
 /// Calls of one host at once: one for each cell that it asks for now.
 const CALLS_AT_ONCE: usize = 32;
 /// Connections at once: a call makes one of its own, and a group of LVM has up to 2,000 hosts, few
@@ -40,6 +46,17 @@ const MAX_ANSWER_BYTES: usize = 4 << 20;
 pub struct PeerListener {
     listener: TcpListener,
     tls: Option<ServerTlsConfig>,
+}
+
+/// Whether another host lives, as far as can be seen from here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Life {
+    /// Something answers in its place; where.
+    Answers(String),
+    /// Nothing answers where its daemon should.
+    Silent,
+    /// Whether it answers can't be found out; why. No sign of death.
+    NotKnown(String),
 }
 
 /// This host's side of a connection, and the authority of the other side's certificate.
@@ -120,6 +137,25 @@ impl Peers for Control {
 }
 
 impl Control {
+    /// Looks whether another host lives. A program that accepts a connection where its daemon
+    /// should be is a sign of life, whatever it is.
+    pub(super) async fn life_of(
+        &self,
+        group: &Arc<Group>,
+        host: HostNumber,
+    ) -> Result<Life, Error> {
+        let asked = Arc::clone(group);
+        let (ended, address) =
+            blocking(move || Ok((asked.has_ended(host)?, asked.coordinator().address_of(host)?)))
+                .await?;
+        match (ended, address) {
+            (Some(true), _) => Ok(Life::Silent),
+            (Some(false), _) => Ok(Life::Answers("its daemon runs on this machine".to_owned())),
+            (None, Some(address)) => Ok(probe(&address).await),
+            (None, None) => Ok(Life::NotKnown("it has published no address".to_owned())),
+        }
+    }
+
     /// A connection to the daemon of another host of a group.
     pub(super) async fn peer(
         &self,
@@ -162,5 +198,49 @@ impl Control {
             unreachable(format!("does not answer at {address}: {causes}"))
         })?;
         Ok(PeersClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES))
+    }
+}
+
+/// Looks whether a program accepts connections at an address.
+async fn probe(address: &str) -> Life {
+    let mut life = Life::Silent;
+    for round in 0..PROBES {
+        if round > 0 {
+            tokio::time::sleep(PROBE_PAUSE).await;
+        }
+        match tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
+            Ok(Ok(_)) => return Life::Answers(format!("its address is {address}")),
+            Err(_) => return Life::Silent,
+            Ok(Err(error)) if is_silence(error.kind()) => life = Life::Silent,
+            Ok(Err(error)) => {
+                life = Life::NotKnown(format!("its address {address} can't be tried: {error}"));
+            }
+        }
+    }
+    life
+}
+
+/// Whether a connection fails like this where there is no daemon, or no host. Where this host has no
+/// network nothing can be said of another one.
+const fn is_silence(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::TimedOut | ErrorKind::HostUnreachable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_silence_where_the_daemon_should_be_is_a_sign_of_death() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        // The kernel accepts, though no program takes the connection: its host lives.
+        assert!(matches!(probe(&address).await, Life::Answers(place) if place.contains(&address)));
+        drop(listener);
+        assert_eq!(probe(&address).await, Life::Silent);
+        for strange in ["no-such-host.invalid:7", "no address"] {
+            let life = probe(strange).await;
+            assert!(matches!(&life, Life::NotKnown(why) if why.contains(strange)), "{life:?}");
+        }
     }
 }

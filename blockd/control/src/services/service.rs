@@ -11,10 +11,11 @@ use blockd_media::error::Error;
 use blockd_media::units::{from_wire, to_wire};
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status};
 
 use super::Control;
+use super::dead_hosts::Steps;
 
 use requests::known_pool;
 pub(super) use requests::wanted_pool;
@@ -42,11 +43,27 @@ async fn whole<T: Send + 'static>(
     }
 }
 
+/// Carries a call out to its end, also when the client goes away, with its steps as they happen.
+fn in_steps<F>(call: impl FnOnce(Steps) -> F) -> Messages<v1::HostStep>
+where
+    F: Future<Output = Result<v1::HostEnd, Error>> + Send + 'static,
+{
+    let (send, receive) = mpsc::unbounded_channel();
+    let work = call(Steps::new(send.clone()));
+    tokio::spawn(async move {
+        let ended = work.await.map(|end| v1::HostStep { end: Some(end), ..Default::default() });
+        let _ = send.send(ended.map_err(|error| error.to_status()));
+    });
+    Box::pin(UnboundedReceiverStream::new(receive))
+}
+
 #[tonic::async_trait]
 impl Calls for Control {
     type PoolExtentsStream = Messages<v1::PoolExtentsResponse>;
     type DiffVolumeStream = Messages<v1::DiffVolumeResponse>;
     type EventsStream = Messages<v1::Event>;
+    type DeclareHostDeadStream = Messages<v1::HostStep>;
+    type ForgetHostStream = Messages<v1::HostStep>;
 
     async fn version(&self, _: Request<v1::VersionRequest>) -> Answer<v1::VersionResponse> {
         Ok(Response::new(v1::VersionResponse {
@@ -512,6 +529,24 @@ impl Calls for Control {
     ) -> Answer<v1::LoseVolumeGroupResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move { control.lose_group(&asked.name).await }).await
+    }
+
+    async fn declare_host_dead(
+        &self,
+        asked: Request<v1::DeclareHostDeadRequest>,
+    ) -> Answer<Self::DeclareHostDeadStream> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        let call = |steps| async move { control.declare_host_dead(&asked, &steps).await };
+        Ok(Response::new(in_steps(call)))
+    }
+
+    async fn forget_host(
+        &self,
+        asked: Request<v1::ForgetHostRequest>,
+    ) -> Answer<Self::ForgetHostStream> {
+        let (control, asked) = (self.clone(), asked.into_inner());
+        let call = |steps| async move { control.forget_host(&asked, &steps).await };
+        Ok(Response::new(in_steps(call)))
     }
 
     async fn health(&self, asked: Request<v1::HealthRequest>) -> Answer<v1::HealthResponse> {

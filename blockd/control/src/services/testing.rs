@@ -225,6 +225,8 @@ impl Rig {
             configured_pools: 1,
             health,
             hosts: crate::config::HostsConfig::default(),
+            hooks_dir: folder.path().join("hooks"),
+            hook_timeout: Duration::from_secs(30),
         };
         let control = Control::new(options, Arc::clone(&data_path) as Arc<dyn DataPath>).unwrap();
         let place = NbdPlace::Unix(PathBuf::from("/run/n.sock"));

@@ -84,7 +84,12 @@ fn creation(name: &str) -> v1::CreateCellRequest {
 }
 
 fn taking(name: &str, fence: bool) -> v1::TakeCellRequest {
-    v1::TakeCellRequest { group: GROUP.to_owned(), name: name.to_owned(), fence, handover: false }
+    v1::TakeCellRequest {
+        group: GROUP.to_owned(),
+        name: name.to_owned(),
+        fence,
+        ..Default::default()
+    }
 }
 
 fn releasing(name: &str) -> v1::ReleaseCellRequest {
@@ -241,7 +246,7 @@ async fn a_host_that_came_back_during_a_takeover_is_fenced_again() {
     hosts.create("one").await;
     hosts.die("one").await;
     let group = hosts.other.control.group(GROUP).unwrap();
-    let fenced = group.fence(THIS).unwrap();
+    let fenced = group.fence(group.key_of(THIS).unwrap()).unwrap();
     assert!(fenced.was_first && fenced.is_ours);
     let note = |member: &mut super::groups::Membership| member.note_removed(fenced.key);
     hosts.other.control.0.groups.change(&group, note).unwrap();
@@ -262,7 +267,7 @@ async fn a_takeover_that_was_interrupted_goes_on() {
     // The daemon ended after the fence and the lease, before it opened the pool.
     let group = hosts.other.control.group(GROUP).unwrap();
     let name = CellName::parse("one").unwrap();
-    let key = group.fence(THIS).unwrap().key;
+    let key = group.fence(group.key_of(THIS).unwrap()).unwrap().key;
     hosts.array.member(OTHER).acquire(&name).unwrap();
     let note = |member: &mut super::groups::Membership| member.set_taking(&name, Some(key));
     hosts.other.control.0.groups.change(&group, note).unwrap();

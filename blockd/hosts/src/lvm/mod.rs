@@ -229,6 +229,36 @@ impl Coordinator for Lvm {
         Ok(self.group()?.tags.iter().find_map(|tag| tag_address(tag, host)))
     }
 
+    fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError> {
+        let group = self.group()?;
+        let key_in = |group: &Group| keys(&group.tags).into_iter().find(|key| key.host() == host);
+        if key_in(&group) != key {
+            return Err(HostsError::CameBack { host });
+        }
+        let is_its = |tag: &&String| {
+            tag_key(tag).is_some_and(|one| Some(one) == key) || tag_address(tag, host).is_some()
+        };
+        let tags: Vec<&String> = group.tags.iter().filter(is_its).collect();
+        if tags.is_empty() {
+            return Ok(());
+        }
+        let mut words = vec!["--yes"];
+        tags.iter().for_each(|tag| words.extend(["--deltag", tag.as_str()]));
+        words.push(&self.name);
+        let removed = self.commands.run("vgchange", &words);
+        removed.map_err(|refusal| self.group_error(refusal))?;
+        let after = key_in(&self.group()?);
+        if after.is_none() || after == key {
+            return Ok(());
+        }
+        // It has written its new key since they were read. Its address may be the same as before.
+        let address = tags.iter().find(|tag| tag_address(tag, host).is_some());
+        if let Some(address) = address {
+            self.set_tag(|_| false, Some((*address).clone()))?;
+        }
+        Err(HostsError::CameBack { host })
+    }
+
     fn cell(&self, name: &CellName) -> Result<Option<Cell>, HostsError> {
         let wanted = volume_name(name);
         let found = self.volumes()?.into_iter().find(|volume| volume.name == wanted);

@@ -225,3 +225,24 @@ fn the_address_of_a_host_is_in_a_tag() {
     let problem = address_tag(HostNumber(1), "host a:1").unwrap_err();
     assert!(problem.contains("must be HOST:PORT"), "{problem}");
 }
+
+#[test]
+fn a_host_that_is_forgotten_loses_the_tags_of_the_key_that_was_named_alone() {
+    const TAGS: &str = r#"{"report":[{"vg":[{"vg_size":"1","vg_free":"1","vg_extent_size":"1",
+        "vg_lock_type":"sanlock","pv_name":"/dev/sda","pv_uuid":"one",
+        "vg_tags":"blockd.key.2.0xb1000200000009,blockd.at.2.b:1,site,blockd.at.12.c:1"}]}]}"#;
+    let (lvm, lines) = group(&[("vgs", TAGS), ("vgchange", "")], "");
+    let key = Key::new(HostNumber(2), 9);
+    lvm.forget_host(HostNumber(2), Some(key)).unwrap();
+    let changed =
+        "vgchange --yes --deltag blockd.key.2.0xb1000200000009 --deltag blockd.at.2.b:1 san";
+    assert_eq!(lines.lock()[1], changed);
+    lines.lock().clear();
+    for present in [None, Some(Key::new(HostNumber(2), 8))] {
+        let error = lvm.forget_host(HostNumber(2), present).unwrap_err();
+        assert!(matches!(error, HostsError::CameBack { .. }), "{error}");
+    }
+    // Nothing names it, so nothing is changed.
+    lvm.forget_host(HostNumber(3), None).unwrap();
+    assert!(lines.lock().iter().all(|line| line.starts_with("vgs")));
+}

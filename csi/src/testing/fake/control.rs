@@ -22,6 +22,8 @@ macro_rules! control {
             type PoolExtentsStream = Events<v1::PoolExtentsResponse>;
             type DiffVolumeStream = Events<v1::DiffVolumeResponse>;
             type EventsStream = Events<v1::Event>;
+            type DeclareHostDeadStream = Events<v1::HostStep>;
+            type ForgetHostStream = Events<v1::HostStep>;
 
             $(
                 async fn $name(
@@ -46,6 +48,20 @@ macro_rules! control {
                 _: Request<v1::PoolExtentsRequest>,
             ) -> Result<Response<Self::PoolExtentsStream>, Status> {
                 panic!("pool_extents")
+            }
+
+            async fn declare_host_dead(
+                &self,
+                _: Request<v1::DeclareHostDeadRequest>,
+            ) -> Result<Response<Self::DeclareHostDeadStream>, Status> {
+                panic!("declare_host_dead")
+            }
+
+            async fn forget_host(
+                &self,
+                _: Request<v1::ForgetHostRequest>,
+            ) -> Result<Response<Self::ForgetHostStream>, Status> {
+                panic!("forget_host")
             }
 
             async fn diff_volume(

@@ -109,6 +109,13 @@ END
     return 1
 }
 
+# hook SCRIPT: the one that runs before a host is declared dead.
+hook() {
+    mkdir -p /etc/blockd/hooks/pre-declare-dead.d
+    printf '#!/bin/sh\n%s\n' "$1" >/etc/blockd/hooks/pre-declare-dead.d/50-hook
+    chmod 755 /etc/blockd/hooks /etc/blockd/hooks/pre-declare-dead.d/50-hook
+}
+
 # join: the volume group that the other host has made.
 join() { serve && blockd vg add vg && vgchange --lockstart vg; }
 

@@ -1,0 +1,287 @@
+//! Taking cells: those that no host has, those that another host gives, and those of a host that is
+//! fenced before (H3 of `docs/HOSTS.md`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockd_api::v1;
+use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner};
+use blockd_media::clock::Clock;
+use blockd_media::error::{Error, shown};
+
+use super::cells::cell_name;
+use super::groups::{Fenced, Group};
+use super::{Control, EventKind, blocking};
+
+/// How long the lease of a host that was fenced is waited for. Sanlock counts a host as dead after
+/// 8 times its limit of IO and 60 s, 140 s by default (`timeouts.c`), and needs some of that again
+/// to take the lease.
+const LEASE_WAIT: Duration = Duration::from_secs(200);
+/// How often one host is fenced for one cell: it comes back by a boot each time, which takes longer
+/// than what follows a fence.
+const MAX_FENCES: usize = 3;
+/// Between two tries.
+const LEASE_PAUSE: Duration = Duration::from_secs(1);
+impl Control {
+    /// Takes a cell, from a host that is fenced before if that is asked for, and opens its pool.
+    pub(super) async fn take_cell(
+        &self,
+        asked: v1::TakeCellRequest,
+    ) -> Result<v1::TakeCellResponse, Error> {
+        self.take_cell_after(asked, None).await
+    }
+
+    /// The same. `fenced`: the host with this key was fenced, and no other incarnation may be.
+    pub(super) async fn take_cell_after(
+        &self,
+        asked: v1::TakeCellRequest,
+        fenced: Option<Key>,
+    ) -> Result<v1::TakeCellResponse, Error> {
+        let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
+        if asked.fence && asked.handover {
+            return Err(Error::invalid("handover", "true", "left out with fence"));
+        }
+        let _one = self.lock_cell(&group, &name).await;
+        self.join_group(&group).await?;
+        let found = self.find_cell(&group, &name).await?;
+        let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
+        self.refuse_other_pool(&name, Some(&found))?;
+        if found.holder == Holder::This && self.is_open(&found) {
+            let cell = Some(self.describe_cell(&group, &found));
+            return Ok(v1::TakeCellResponse { cell, ..Default::default() });
+        }
+        if found.is_new {
+            let problem = "was not made to the end: `blockd cell create` finishes it";
+            return Err(Error::in_use(format!("cell {name}"), problem));
+        }
+        let from = fenced_owner(&group, &found, &asked)?;
+        let mut former = 0;
+        if let (None, Holder::Other(owner)) = (from, &found.holder)
+            && owner.host != group.host()
+        {
+            former = owner.host.0;
+            self.ask_for_cell(&group, &name, owner.host).await?;
+        }
+        let cell = match (from, fenced) {
+            (Some(owner), _) => self.take_from(&group, &name, owner, fenced).await?,
+            (None, None) => self.acquire_cell(&group, &name, None).await?,
+            (None, Some(key)) => self.take_left(&group, &name, &found, key).await?,
+        };
+        let opened = self.open_cell(&group, &cell).await;
+        let log_changes = match opened {
+            Ok(changes) => changes,
+            Err(error) => {
+                // One that is being taken from a dead host stays with this one.
+                if found.holder == Holder::Free || former != 0 {
+                    let cell = name.clone();
+                    let given = self.coordinate(&group, move |leases| leases.release(&cell)).await;
+                    if let Err(error) = given {
+                        tracing::warn!(cell = %name, %error, "the cell stays with this host");
+                    }
+                }
+                return Err(error);
+            }
+        };
+        let text = format!("cell {name} of volume group {} was taken", shown(&group.name));
+        self.events().publish(EventKind::CellTaken, name.as_str(), "", text);
+        Ok(v1::TakeCellResponse {
+            changed: true,
+            cell: Some(self.describe_cell(&group, &cell)),
+            fenced_host: from.map_or(0, |owner| u32::from(owner.host.0)),
+            log_changes,
+            former_host: u32::from(former),
+        })
+    }
+
+    /// Has the daemon of another host give a cell.
+    async fn ask_for_cell(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+        host: HostNumber,
+    ) -> Result<(), Error> {
+        let mut peer = self.peer(group, host).await?;
+        let request = v1::HandOverCellRequest {
+            group: group.name.clone(),
+            name: name.to_string(),
+            host: u32::from(group.host().0),
+        };
+        let handed = peer.hand_over_cell(request).await;
+        handed.map(drop).map_err(|status| super::standby::refused(host, &status))
+    }
+
+    /// Fences the host that has a cell, as its lease names it, then takes the lease. `only`: no
+    /// other incarnation of that host.
+    pub(super) async fn take_from(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+        owner: Owner,
+        only: Option<Key>,
+    ) -> Result<Cell, Error> {
+        let key = self.key_of(group, owner.host).await?;
+        refuse_other_key(only, key)?;
+        // The cell may have changed hands since it was looked at.
+        let found = self.find_cell(group, name).await?;
+        if found.is_none_or(|found| found.holder != Holder::Other(owner)) {
+            let problem = "has changed hands meanwhile: nothing was done, try again";
+            return Err(Error::in_use(format!("cell {name}"), problem));
+        }
+        let fenced = self.fence_host(group, key).await?;
+        // A host may come back between a fence and what follows it.
+        refuse_other_key(only, self.key_of(group, owner.host).await?)?;
+        if fenced.is_ours {
+            // Another host that has fenced it may be taking this cell: then its lease decides.
+            let cell = name.clone();
+            self.coordinate(group, move |leases| leases.free(&cell, owner)).await?;
+        }
+        let cell = self.acquire_cell(group, name, Some(owner)).await?;
+        self.settle_fence(group, name, key).await?;
+        Ok(cell)
+    }
+
+    /// Looks, once the lease of a cell was taken, that the host which had it is still the one that
+    /// was fenced. It may have come back meanwhile with another key, and taken the cell again just
+    /// before its lease was ended or had expired once more: then both could have it, and it is
+    /// fenced again, whatever was decided of it. Nothing of the cell was read yet.
+    async fn settle_fence(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+        mut key: Key,
+    ) -> Result<(), Error> {
+        let host = key.host();
+        for _ in 0..MAX_FENCES {
+            let present = self.key_of(group, host).await?;
+            if present == key {
+                return self.note_taking(group, name, key).await;
+            }
+            key = self.fence_host(group, present).await?.key;
+        }
+        let problem = format!(
+            "has come back {MAX_FENCES} times while cell {name} was taken from it: switch it off, \
+             then try again"
+        );
+        Err(Error::in_use(format!("host {host}"), problem))
+    }
+
+    async fn note_taking(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+        key: Key,
+    ) -> Result<(), Error> {
+        let name = name.clone();
+        self.note_in_group(group, move |member| member.set_taking(&name, Some(key))).await
+    }
+
+    /// Takes a cell whose lease an earlier call has ended, after the host with this key was fenced.
+    /// A host that has come back since may have had the lease in between, and may open the cell
+    /// itself: it is left to that host.
+    async fn take_left(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+        found: &Cell,
+        key: Key,
+    ) -> Result<Cell, Error> {
+        let cell = self.acquire_cell(group, name, None).await?;
+        let is_same = match self.key_of(group, key.host()).await {
+            Ok(present) => refuse_other_key(Some(key), present),
+            Err(error) => Err(error),
+        };
+        if is_same.is_err() && found.holder == Holder::Free {
+            let name = name.clone();
+            self.coordinate(group, move |leases| leases.release(&name)).await?;
+        }
+        is_same?;
+        self.note_taking(group, name, key).await?;
+        Ok(cell)
+    }
+
+    /// The key by which a host is known now.
+    pub(super) async fn key_of(&self, group: &Arc<Group>, host: HostNumber) -> Result<Key, Error> {
+        let group = Arc::clone(group);
+        blocking(move || group.key_of(host)).await
+    }
+
+    /// Keeps a host from all devices of a group, in the incarnation that has this key.
+    pub(super) async fn fence_host(&self, group: &Arc<Group>, key: Key) -> Result<Fenced, Error> {
+        let asked = Arc::clone(group);
+        let fenced = blocking(move || asked.fence(key)).await?;
+        if fenced.was_first {
+            let text = format!(
+                "host {} was kept from the devices of volume group {}",
+                key.host(),
+                shown(&group.name)
+            );
+            self.events().publish(EventKind::HostFenced, "", "", text);
+            self.note_in_group(group, move |member| member.note_removed(key)).await?;
+        }
+        Ok(fenced)
+    }
+
+    /// Takes the lease of a cell. That of a host which was fenced, `of`, is waited for.
+    pub(super) async fn acquire_cell(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+        of: Option<Owner>,
+    ) -> Result<Cell, Error> {
+        let clock = Clock::start();
+        // Another host may have been faster.
+        let is_its = |by: Option<HostNumber>| by.is_none() || by == of.map(|owner| owner.host);
+        loop {
+            let cell = name.clone();
+            let group = Arc::clone(group);
+            let taken = blocking(move || Ok(group.coordinator().acquire(&cell))).await?;
+            let waits = of.is_some() && clock.elapsed() < LEASE_WAIT;
+            match taken {
+                Err(HostsError::Held { by, .. }) if waits && is_its(by) => {}
+                // A dead host may have the lock of the whole group as well.
+                Err(HostsError::Away { .. }) if waits => {}
+                other => return Ok(other?),
+            }
+            tokio::time::sleep(LEASE_PAUSE).await;
+        }
+    }
+}
+
+/// The host from which a cell is to be taken by a fence; `None` where there is none, and where the
+/// host that has the cell is to give it.
+fn fenced_owner(
+    group: &Group,
+    found: &Cell,
+    asked: &v1::TakeCellRequest,
+) -> Result<Option<Owner>, Error> {
+    let cell = || found.name.clone();
+    match &found.holder {
+        // From before this host's last boot: it is free.
+        Holder::Other(owner) if owner.host == group.host() => Ok(None),
+        Holder::Other(owner)
+            if asked.only_from != 0 && u32::from(owner.host.0) != asked.only_from =>
+        {
+            let problem =
+                format!("is held by host {}, not by host {}", owner.host, asked.only_from);
+            Err(Error::in_use(format!("cell {}", found.name), problem))
+        }
+        Holder::Other(owner) if asked.fence => Ok(Some(*owner)),
+        Holder::Other(_) if asked.handover => Ok(None),
+        // Its lease may have expired, which is no fence (H3).
+        Holder::Other(Owner { host, .. }) => {
+            Err(HostsError::Held { cell: cell(), by: Some(*host) }.into())
+        }
+        Holder::Unknown(problem) => {
+            Err(HostsError::NotKnown { cell: cell(), problem: problem.clone() }.into())
+        }
+        Holder::This | Holder::Free => Ok(None),
+    }
+}
+
+/// Refuses a host that has come back since it was decided to fence it.
+fn refuse_other_key(only: Option<Key>, present: Key) -> Result<(), Error> {
+    match only {
+        Some(only) if only != present => Err(HostsError::CameBack { host: present.host() }.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,56 @@
+//! A host loses its power while it writes, and is declared dead by the other one: not while a
+//! script fails, and then with everything that was flushed.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::blocks::FLUSHED;
+use super::lab::Lab;
+use super::rounds::Part;
+
+/// A host writes for at least and at most this long.
+const WRITES_MILLIS: std::ops::Range<u64> = 500..5_000;
+/// Printed by the script that fails.
+const FAILS: &str = "no power switch";
+
+/// Cuts the power of one of the hosts in each round, and has the other one declare it dead. It
+/// boots again afterwards, and is dead no more.
+///
+/// # Errors
+/// When a cell was taken over though a script failed, or a write that was flushed is gone.
+pub fn hooks(part: &Part) -> Result<String> {
+    let mut lab = Lab::start(&part.run)?;
+    lab.serve()?;
+    let (mut owner, mut slowest) = (0, 0.0_f64);
+    part.each(|_, rng| {
+        let victim = lab.give(owner, rng)?;
+        let (other, id) = (1 - victim, victim + 1);
+        lab.hosts[victim].ok("attach && blocks $VOLUME fill")?;
+        lab.hosts[victim].send("blocks $VOLUME flushing")?;
+        std::thread::sleep(Duration::from_millis(rng.u64(WRITES_MILLIS)));
+        let said = lab.hosts[victim].cut()?;
+        let last = said.lines().rev().find_map(|line| line.strip_prefix(FLUSHED));
+        let last: u64 = last.context("no write was flushed")?.trim().parse()?;
+        let survivor = &mut lab.hosts[other];
+        let declare = format!("blockd node declare-dead vg/{id}");
+        survivor.ok(&format!("hook 'echo {FAILS}; exit 3'"))?;
+        let refused = survivor.run(&declare)?;
+        let is_refused = refused.status == 7 && refused.text.contains(FAILS);
+        ensure!(is_refused, "ended with {}: {}", refused.status, refused.text);
+        survivor.ok(&format!("blockd cell list vg | grep -q 'on host {id}'"))?;
+        survivor.ok("hook 'exit 0'")?;
+        slowest = slowest.max(survivor.seconds(&declare)?);
+        survivor.ok("blockd cell list vg | grep -q free && blockd cell take vg/one")?;
+        survivor.ok(&format!("attach && blocks $VOLUME since {id} {last} && detach"))?;
+        owner = other;
+        lab.boot(victim)?;
+        lab.hosts[other].ok(&format!("! blockd node list | grep -q vg/{id}")).map(|_| ())
+    })?;
+    lab.end()?;
+    Ok(format!(
+        "{} hosts declared dead, none while a script failed, and all that was flushed was there; \
+         slowest {slowest:.1} s",
+        part.rounds
+    ))
+}
