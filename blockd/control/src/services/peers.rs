@@ -220,8 +220,8 @@ async fn probe(address: &str) -> Life {
     life
 }
 
-/// Whether a connection fails like this where there is no daemon, or no host. Where this host has no
-/// network nothing can be said of another one.
+/// Whether a connection fails like this where there is no daemon, or no host. Where this host has
+/// no network, nothing can be said of another one.
 const fn is_silence(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::TimedOut | ErrorKind::HostUnreachable)
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::blocks::FLUSHED;
 use super::lab::Lab;
@@ -45,7 +45,12 @@ pub fn target_reset(part: &Part) -> Result<String> {
         let last: u64 = last.context("no write was flushed")?.trim().parse()?;
         writes += last;
         if keeps {
-            ensure!(ended.status == 0, "writes of a host with its key: {}", ended.text);
+            if ended.status != 0 {
+                let kept = lab.array.run("cat /keep/pr/*")?.text;
+                let said =
+                    lab.hosts[writer].run("dmesg | tail -30; tail -20 /var/log/blockd")?.text;
+                bail!("writes of a host with its key: {}\n{kept}\n{said}", ended.text);
+            }
             lab.hosts[writer].ok(&format!("blocks $VOLUME since {id} {last} && detach"))?;
             lab.hosts[writer].ok("blockd cell release vg/one")?;
             lab.hosts[other].ok("blockd cell take vg/one")?;
