@@ -17,6 +17,9 @@ const CLAIMS_TIME: Duration = Duration::from_secs(2);
 /// The storage class of claims that are older than the field.
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
+/// The parameter of classes whose volumes are in a volume group, with or without the driver's name.
+const VOLUME_GROUP: &str = "volume-group";
+
 /// A claim of the driver that needs a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unbound {
@@ -68,6 +71,13 @@ impl Claims {
         }
     }
 
+    /// Whether volumes of a class are in a volume group, which several nodes reach.
+    fn has_group(&self, class: &StorageClass) -> bool {
+        let own = format!("{}/{VOLUME_GROUP}", self.driver);
+        let has = |key: &str| class.parameters.as_ref().is_some_and(|all| all.contains_key(key));
+        has(VOLUME_GROUP) || has(&own)
+    }
+
     async fn read(
         &self,
         namespace: &str,
@@ -108,7 +118,10 @@ impl Claims {
                     unknown.insert(class)
                 }
             };
-            if let Some(class) = class.as_ref().filter(|class| class.provisioner == self.driver) {
+            // The space of a volume group is that of all its nodes.
+            let is_of_node =
+                |class: &&StorageClass| class.provisioner == self.driver && !self.has_group(class);
+            if let Some(class) = class.as_ref().filter(is_of_node) {
                 let parameter =
                     class.parameters.as_ref().and_then(|all| all.get(&self.class_parameter));
                 unbound.push(Unbound {

@@ -269,7 +269,7 @@ impl Take {
             true => context.patient_client(TAKEOVER_TIME).await?,
             false => context.client().await?,
         };
-        let request = v1::TakeCellRequest { group, name, fence: self.fence, handover: false };
+        let request = v1::TakeCellRequest { group, name, fence: self.fence, ..Default::default() };
         let answer = client.take_cell(request).await?;
         let taken = Taken {
             changed: answer.changed,
@@ -293,7 +293,7 @@ impl Handover {
     async fn run(self, context: &Context) -> Result<(), Error> {
         let (group, name) = parse(&self.cell)?;
         let mut client = context.patient_client(HANDOVER_TIME).await?;
-        let request = v1::TakeCellRequest { group, name, fence: false, handover: true };
+        let request = v1::TakeCellRequest { group, name, handover: true, ..Default::default() };
         let answer = client.take_cell(request).await?;
         let handed = HandedOver {
             changed: answer.changed,

@@ -250,6 +250,9 @@ impl Control {
         if asked.fence && asked.handover {
             return Err(Error::invalid("handover", "true", "left out with fence"));
         }
+        if asked.only_unused && !asked.handover {
+            return Err(Error::invalid("only_unused", "true", "left out without handover"));
+        }
         let _one = self.lock_cell(&group, &name).await;
         self.join_group(&group).await?;
         let found = self.find_cell(&group, &name).await?;
@@ -270,7 +273,7 @@ impl Control {
             Holder::Other(owner) if asked.fence => Some(owner),
             Holder::Other(owner) if asked.handover => {
                 former = owner.host.0;
-                self.ask_for_cell(&group, &name, owner.host).await?;
+                self.ask_for_cell(&group, &name, owner.host, asked.only_unused).await?;
                 None
             }
             // Its lease may have expired, which is no fence (H3).
@@ -318,12 +321,14 @@ impl Control {
         group: &Arc<Group>,
         name: &CellName,
         host: HostNumber,
+        only_unused: bool,
     ) -> Result<(), Error> {
         let mut peer = self.peer(group, host).await?;
         let request = v1::HandOverCellRequest {
             group: group.name.clone(),
             name: name.to_string(),
             host: u32::from(group.host().0),
+            only_unused,
         };
         let handed = peer.hand_over_cell(request).await;
         handed.map(drop).map_err(|status| super::standby::refused(host, &status))
