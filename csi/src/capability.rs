@@ -233,8 +233,8 @@ impl Capability {
                 Refusal::Unsupported(error)
             })?;
         if mode == Mode::ManyNodes && access != Access::Block {
-            let allowed = "block with MULTI_NODE_MULTI_WRITER: each node keeps pages of a mounted \
-                           file system, and would overwrite or hide what another one wrote (H14)";
+            let allowed = "block with MULTI_NODE_MULTI_WRITER (H14): each node keeps pages of a \
+                           mounted file system, and would overwrite or hide what another wrote";
             let error = Error::invalid(format_args!("{field}.access_type"), "mount", allowed);
             return Err(Refusal::Unsupported(error));
         }
