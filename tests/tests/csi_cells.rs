@@ -323,6 +323,7 @@ fn the_volume_of_a_node_that_is_dead_is_refused_with_what_helps() {
     let volume = nodes.a.make("pvc-1", Mode::MultiNodeMultiWriter);
     nodes.a.stage(&volume, Mode::MultiNodeMultiWriter).unwrap();
     nodes.a.connect(&volume).write(0, &block_of(3)).unwrap();
+    let known = nodes.a.topology();
     nodes.a.rig.daemon.kill().unwrap();
     let b = &nodes.b;
     let advice =
@@ -332,7 +333,8 @@ fn the_volume_of_a_node_that_is_dead_is_refused_with_what_helps() {
     }
     refused_with(b.delete(&volume), &advice);
     // The node is known by its groups while its daemon is away.
-    assert!(nodes.a.topology().contains_key("csi.blockd.io/vg.local"));
+    assert!(known.contains_key("csi.blockd.io/vg.local"));
+    assert_eq!(nodes.a.topology(), known);
     // It comes back, with its volume: nothing was taken from it.
     nodes.a.rig.daemon.start().unwrap();
     nodes.a.stage(&volume, Mode::MultiNodeMultiWriter).unwrap();

@@ -71,13 +71,6 @@ impl Claims {
         }
     }
 
-    /// Whether volumes of a class are in a volume group, which several nodes reach.
-    fn has_group(&self, class: &StorageClass) -> bool {
-        let own = format!("{}/{VOLUME_GROUP}", self.driver);
-        let has = |key: &str| class.parameters.as_ref().is_some_and(|all| all.contains_key(key));
-        has(VOLUME_GROUP) || has(&own)
-    }
-
     async fn read(
         &self,
         namespace: &str,
@@ -119,8 +112,9 @@ impl Claims {
                 }
             };
             // The space of a volume group is that of all its nodes.
-            let is_of_node =
-                |class: &&StorageClass| class.provisioner == self.driver && !self.has_group(class);
+            let is_of_node = |class: &&StorageClass| {
+                class.provisioner == self.driver && !has_group(&self.driver, class)
+            };
             if let Some(class) = class.as_ref().filter(is_of_node) {
                 let parameter =
                     class.parameters.as_ref().and_then(|all| all.get(&self.class_parameter));
@@ -133,6 +127,13 @@ impl Claims {
         }
         Ok(unbound)
     }
+}
+
+/// Whether volumes of a class are in a volume group, which several nodes reach.
+fn has_group(driver: &str, class: &StorageClass) -> bool {
+    let own = format!("{driver}/{VOLUME_GROUP}");
+    let has = |key: &str| class.parameters.as_ref().is_some_and(|all| all.contains_key(key));
+    has(VOLUME_GROUP) || has(&own)
 }
 
 /// Returns a storage class, or `None` if there is none of that name: claims for volumes that an
@@ -182,6 +183,16 @@ mod tests {
         assert_eq!(used.keys().collect::<Vec<_>>(), ["data", "web-c"]);
         assert_eq!(used["web-c"].unwrap().storage_request().unwrap(), "1Gi");
         assert!(used["data"].is_none());
+    }
+
+    #[test]
+    fn classes_of_a_volume_group_take_no_space_of_a_node() {
+        let class = |key: &str| {
+            let class = json!({ "provisioner": "d", "parameters": { key: "san" } });
+            serde_json::from_value::<StorageClass>(class).unwrap()
+        };
+        assert!(has_group("d", &class("volume-group")) && has_group("d", &class("d/volume-group")));
+        assert!(!has_group("d", &class("e/volume-group")) && !has_group("d", &class("d/iops")));
     }
 
     #[test]
