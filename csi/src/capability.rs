@@ -1,7 +1,7 @@
 //! How a volume is to be used, as it was checked: access type, access mode, file system.
 //!
-//! Volumes of a pool are of one node, so that modes of several nodes are refused (also the read-only
-//! one). Volumes of a volume group can have one of them, as devices.
+//! Volumes of a pool are of one node, so that modes of several nodes are refused (also the read-
+//! only one). Volumes of a volume group can have one of them, as devices.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Volumes in cells of a volume group: two daemons of one machine share a folder of cells, each with
-//! a plugin. Volumes are staged over NBD, since block devices need a kernel with ublk.
+//! Volumes in cells of a volume group: two daemons of one machine share a folder of cells, each
+//! with a plugin. Volumes are staged over NBD, since block devices need a kernel with ublk.
 
 #![expect(clippy::unwrap_used, reason = "a failure fails the test")]
 

@@ -6,7 +6,7 @@ use super::{CellId, find};
 use crate::daemon::Daemon;
 use crate::error::Error;
 
-/// What a volume is brought for.
+/// How a volume is to be used that is brought.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Aim {
     /// This node alone uses it: the cell comes here, unless another node uses it.
@@ -16,8 +16,8 @@ pub(crate) enum Aim {
     Shared(FrontEnd),
 }
 
-/// Brings a volume here, as far as `aim` needs it. One that is here is left as it is. `node` is this
-/// node's name.
+/// Brings a volume here, as far as `aim` needs it. One that is here is left as it is. `node` is the
+/// name of this node.
 ///
 /// # Errors
 /// NOT_FOUND: there is no such cell. FAILED_PRECONDITION: another node uses the volume, or its

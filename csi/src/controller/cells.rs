@@ -25,8 +25,8 @@ use super::create::{Asked, Source};
 /// are some 20 MiB in a small one.
 const OVERHEAD: Bytes = Bytes::constant(64 * 1_048_576);
 
-/// The largest cell to begin with. The daemon makes it larger as it is written, in steps of at least
-/// as much.
+/// The largest cell to begin with. The daemon makes it larger as it is written, in steps of at
+/// least as much.
 const MOST_AT_FIRST: Bytes = Bytes::constant(1024 * 1_048_576);
 
 /// A granule that the volumes of each device can have.
@@ -141,7 +141,7 @@ fn cell_size(volume: Bytes) -> Bytes {
 
 async fn make(plugin: &Plugin, asked: &Asked, spec: &CreateSpec<'_>) -> Result<v1::Volume, Error> {
     if let Some(present) = plugin.daemon.find_volume(spec.pool, spec.name).await? {
-        // Names are told apart by their digests alone.
+        // The name of a cell has a digest of the volume's, which another one may share.
         let key = plugin.settings.keys.volume_name();
         if let Some(name) = present.labels.get(&key).filter(|name| **name != asked.name) {
             return Err(Error::exists(("cell", spec.pool), "volume", name, &asked.name));

@@ -69,7 +69,7 @@ pub(super) async fn unstage(plugin: &Plugin, id: &CellId) -> Result<bool> {
 /// Makes a volume larger that is staged over NBD. `None`: it is not.
 ///
 /// # Errors
-/// It can't have that size, or its cell is on another node.
+/// FAILED_PRECONDITION: its cell is on another node. Or the volume can't have that size.
 pub(super) async fn expand(plugin: &Plugin, id: &CellId, range: &Range) -> Result<Option<i64>> {
     let found = plugin.daemon.find_volume(&id.cell, &id.volume).await?;
     let is_exported = |volume: &v1::Volume| volume.attached && volume.front_end() == FrontEnd::Nbd;

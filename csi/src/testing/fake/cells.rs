@@ -27,7 +27,7 @@ pub(crate) struct Cell {
     pub(crate) holder: u32,
     /// A volume of it is attached on the other host.
     pub(crate) is_used: bool,
-    /// That host's daemon does not answer.
+    /// The daemon of that host does not answer.
     pub(crate) is_silent: bool,
     /// An interrupted call has begun it, and it has no pool.
     pub(crate) is_begun: bool,
@@ -36,7 +36,7 @@ pub(crate) struct Cell {
 }
 
 impl Fake {
-    /// Has a group with so many bytes that are free.
+    /// Has a group with this free space, in bytes.
     pub(crate) fn add_group(&self, name: &str, free: i64) {
         let group = Group { free, ..Group::default() };
         self.0.lock().groups.insert(name.to_owned(), group);
