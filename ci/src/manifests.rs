@@ -27,12 +27,13 @@ const CHART: &str = "deploy/chart/blockd";
 const BASE: &str = "deploy/kubernetes";
 const COMPONENTS: &str = "deploy/kustomize/components";
 /// Classes, claims, pods and jobs that people begin with.
-const EXAMPLES: [&str; 5] = [
+const EXAMPLES: [&str; 6] = [
     "deploy/examples/encrypted.yaml",
     "deploy/examples/kubevirt.yaml",
     "deploy/examples/move.yaml",
     "deploy/examples/orphans.yaml",
     "deploy/examples/pmem.yaml",
+    "deploy/examples/volume-group.yaml",
 ];
 /// Alerts for Prometheus, in the order in which the chart has them.
 const ALERTS: [&str; 2] = ["deploy/alerts.yml", "deploy/alerts-kubernetes.yml"];

@@ -1,6 +1,7 @@
 //! How a volume is to be used, as it was checked: access type, access mode, file system.
 //!
-//! Volumes are of one host, so that modes of several nodes are refused (also the read-only one).
+//! Volumes of a pool are of one node, so that modes of several nodes are refused (also the read-
+//! only one). Volumes of a volume group can have one of them, as devices.
 
 use std::fmt;
 
@@ -21,16 +22,31 @@ pub enum Mode {
     SingleWriter,
     /// Several workloads of this node.
     MultiWriter,
+    /// Nodes of a volume group, one after the other: the device is on standby on the others.
+    ManyNodes,
+}
+
+/// Which nodes reach a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// One: it is in a pool of that node.
+    Node,
+    /// All nodes whose daemons have its volume group.
+    Group,
 }
 
 /// The modes that are supported.
-pub const MODES: [Mode; 4] =
-    [Mode::Writer, Mode::ReaderOnly, Mode::SingleWriter, Mode::MultiWriter];
+pub const MODES: [Mode; 5] =
+    [Mode::Writer, Mode::ReaderOnly, Mode::SingleWriter, Mode::MultiWriter, Mode::ManyNodes];
 
 const SUPPORTED_MODES: &str = "SINGLE_NODE_WRITER, SINGLE_NODE_READER_ONLY, \
                                SINGLE_NODE_SINGLE_WRITER or SINGLE_NODE_MULTI_WRITER: volumes are \
                                of \
                                one node";
+
+const MODES_IN_GROUPS: &str = "SINGLE_NODE_WRITER, SINGLE_NODE_READER_ONLY, \
+                               SINGLE_NODE_SINGLE_WRITER, SINGLE_NODE_MULTI_WRITER, or for \
+                               devices MULTI_NODE_MULTI_WRITER";
 
 impl Mode {
     /// Returns the name in the specification.
@@ -41,6 +57,7 @@ impl Mode {
             Self::ReaderOnly => "SINGLE_NODE_READER_ONLY",
             Self::SingleWriter => "SINGLE_NODE_SINGLE_WRITER",
             Self::MultiWriter => "SINGLE_NODE_MULTI_WRITER",
+            Self::ManyNodes => "MULTI_NODE_MULTI_WRITER",
         }
     }
 
@@ -58,6 +75,7 @@ impl Mode {
             Self::ReaderOnly => Wire::SingleNodeReaderOnly,
             Self::SingleWriter => Wire::SingleNodeSingleWriter,
             Self::MultiWriter => Wire::SingleNodeMultiWriter,
+            Self::ManyNodes => Wire::MultiNodeMultiWriter,
         }
     }
 
@@ -67,10 +85,8 @@ impl Mode {
             Wire::SingleNodeReaderOnly => Some(Self::ReaderOnly),
             Wire::SingleNodeSingleWriter => Some(Self::SingleWriter),
             Wire::SingleNodeMultiWriter => Some(Self::MultiWriter),
-            Wire::Unknown
-            | Wire::MultiNodeReaderOnly
-            | Wire::MultiNodeSingleWriter
-            | Wire::MultiNodeMultiWriter => None,
+            Wire::MultiNodeMultiWriter => Some(Self::ManyNodes),
+            Wire::Unknown | Wire::MultiNodeReaderOnly | Wire::MultiNodeSingleWriter => None,
         }
     }
 }
@@ -174,11 +190,27 @@ impl Refusal {
 }
 
 impl Capability {
-    /// Reads the capability of a message. `field` names it in errors.
+    /// Reads the capability of a message, for a volume of one node. `field` names it in errors.
     ///
     /// # Errors
     /// A field is missing, unknown, or not supported.
     pub fn parse(field: &str, wire: Option<&proto::VolumeCapability>) -> Result<Self, Refusal> {
+        Self::parse_for(Reach::Node, field, wire)
+    }
+
+    /// The same for a volume of that reach.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn parse_for(
+        reach: Reach,
+        field: &str,
+        wire: Option<&proto::VolumeCapability>,
+    ) -> Result<Self, Refusal> {
+        let allowed = match reach {
+            Reach::Node => SUPPORTED_MODES,
+            Reach::Group => MODES_IN_GROUPS,
+        };
         let missing =
             |what: &str| Refusal::Malformed(Error::missing(format_args!("{field}{what}")));
         let wire = wire.ok_or_else(|| missing(""))?;
@@ -187,17 +219,25 @@ impl Capability {
         let field_of_mode = format!("{field}.access_mode.mode");
         let known = Wire::try_from(mode).ok().filter(|mode| *mode != Wire::Unknown);
         let Some(known) = known else {
-            let error = Error::invalid(field_of_mode, mode, SUPPORTED_MODES);
+            let error = Error::invalid(field_of_mode, mode, allowed);
             return Err(Refusal::Malformed(error));
         };
         let access = match access {
             AccessType::Block(_) => Access::Block,
             AccessType::Mount(mount) => Access::Mount(parse_mount(field, mount)?),
         };
-        let Some(mode) = Mode::from_wire(known) else {
-            let error = Error::invalid(field_of_mode, known.as_str_name(), SUPPORTED_MODES);
+        let mode = Mode::from_wire(known)
+            .filter(|mode| *mode != Mode::ManyNodes || reach == Reach::Group)
+            .ok_or_else(|| {
+                let error = Error::invalid(field_of_mode, known.as_str_name(), allowed);
+                Refusal::Unsupported(error)
+            })?;
+        if mode == Mode::ManyNodes && access != Access::Block {
+            let allowed = "block with MULTI_NODE_MULTI_WRITER (H14): each node keeps pages of a \
+                           mounted file system, and would overwrite or hide what another wrote";
+            let error = Error::invalid(format_args!("{field}.access_type"), "mount", allowed);
             return Err(Refusal::Unsupported(error));
-        };
+        }
         Ok(Self { access, mode })
     }
 
@@ -207,6 +247,18 @@ impl Capability {
     /// The list is empty, or a capability is refused. Malformed capabilities are reported before
     /// unsupported ones.
     pub fn parse_all(field: &str, list: &[proto::VolumeCapability]) -> Result<Vec<Self>, Refusal> {
+        Self::parse_all_for(Reach::Node, field, list)
+    }
+
+    /// The same for a volume of that reach.
+    ///
+    /// # Errors
+    /// As [`Self::parse_all`].
+    pub fn parse_all_for(
+        reach: Reach,
+        field: &str,
+        list: &[proto::VolumeCapability],
+    ) -> Result<Vec<Self>, Refusal> {
         if list.is_empty() {
             return Err(Refusal::Malformed(Error::missing(field)));
         }
@@ -214,7 +266,7 @@ impl Capability {
         let mut capabilities = Vec::with_capacity(list.len());
         let mut unsupported = None;
         for (index, wire) in list.iter().enumerate() {
-            match Self::parse(&format!("{field}[{index}]"), Some(wire)) {
+            match Self::parse_for(reach, &format!("{field}[{index}]"), Some(wire)) {
                 Ok(capability) => capabilities.push(capability),
                 Err(refusal @ Refusal::Malformed(_)) => return Err(refusal),
                 Err(refusal) => unsupported = unsupported.or(Some(refusal)),
@@ -312,6 +364,28 @@ mod tests {
                 let parsed = Capability::parse("c", Some(&wire(mode, Some(access.clone()))));
                 assert!(matches!(parsed, Err(Refusal::Malformed(_))), "{parsed:?}");
             }
+        }
+    }
+
+    #[test]
+    fn many_nodes_are_for_devices_of_a_volume_group() {
+        let parse = |mode, access| {
+            Capability::parse_for(Reach::Group, "c", Some(&wire(mode, Some(access))))
+        };
+        let block = || AccessType::Block(BlockVolume {});
+        assert_eq!(parse(5, block()).unwrap().mode, Mode::ManyNodes);
+        assert_eq!(Mode::of_name("MULTI_NODE_MULTI_WRITER"), Some(Mode::ManyNodes));
+        let text = Error::from(parse(5, mount("")).unwrap_err()).to_string();
+        assert!(
+            text.starts_with("c.access_type is mount: must be block with MULTI_NODE"),
+            "{text}"
+        );
+        assert!(text.contains("H14"), "{text}");
+        for mode in [3, 4] {
+            assert!(matches!(parse(mode, block()), Err(Refusal::Unsupported(_))));
+        }
+        for mode in [1, 2, 6, 7] {
+            parse(mode, mount("xfs")).unwrap();
         }
     }
 

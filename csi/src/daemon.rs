@@ -82,6 +82,10 @@ calls! {
     attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
     detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
     recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
+    create_cell: CreateCellRequest -> CreateCellResponse;
+    take_cell: TakeCellRequest -> TakeCellResponse;
+    stand_by: StandByRequest -> StandByResponse;
+    delete_cell: DeleteCellRequest -> DeleteCellResponse;
 }
 
 impl Daemon {
@@ -168,6 +172,26 @@ impl Daemon {
         match answer {
             Ok(answer) => Ok(Some(answer.into_inner())),
             Err(status) if status.code() == Code::Unimplemented => Ok(None),
+            Err(status) => Err(self.failed(&status)),
+        }
+    }
+
+    /// Returns volume groups with their cells; none when the daemon is too old to have any.
+    ///
+    /// # Errors
+    /// The daemon's error, or the daemon does not answer.
+    pub async fn find_groups(
+        &self,
+        request: v1::ListVolumeGroupsRequest,
+    ) -> Result<Vec<v1::VolumeGroup>, Error> {
+        let mut client = self.client.clone();
+        let mut answer = client.list_volume_groups(request.clone()).await;
+        if answer.as_ref().is_err_and(is_broken) {
+            answer = client.list_volume_groups(request).await;
+        }
+        match answer {
+            Ok(answer) => Ok(answer.into_inner().groups),
+            Err(status) if status.code() == Code::Unimplemented => Ok(Vec::new()),
             Err(status) => Err(self.failed(&status)),
         }
     }

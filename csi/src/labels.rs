@@ -54,8 +54,13 @@ pub fn of_volume(
 /// The part of a volume's context that its labels hold.
 #[must_use]
 pub fn context(keys: &Keys, labels: &Labels) -> HashMap<String, String> {
-    let of_context =
-        [keys.mkfs_options(), keys.fs_type(), keys.encryption(), keys.of_context(pmem::USAGE)];
+    let of_context = [
+        keys.mkfs_options(),
+        keys.fs_type(),
+        keys.encryption(),
+        keys.front_end(),
+        keys.of_context(pmem::USAGE),
+    ];
     let is_of_context = |key: &String| of_context.contains(key);
     let found = labels.iter().filter(|(key, _)| is_of_context(key));
     found.map(|(key, value)| (key.clone(), value.clone())).collect()

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod capability;
+pub mod cells;
 pub mod changes;
 pub mod config;
 pub mod controller;

@@ -7,7 +7,8 @@ use blockd_api::v1;
 use blockd_csi_base::bytes::Bytes;
 use blockd_csi_base::quantity;
 
-use crate::capability::FileSystem;
+use crate::capability::{Capability, FileSystem, Mode, Reach};
+use crate::cells;
 use crate::error::Error;
 use crate::limits;
 use crate::placement::Placement;
@@ -26,6 +27,11 @@ pub const FS_TYPE: &str = "csi.storage.k8s.io/fstype";
 /// The kind of encryption. Like the parameters of persistent memory it may do without the driver's
 /// name.
 const ENCRYPTION: &str = "encryption";
+
+/// The volume group of a class whose volumes several nodes reach, and how these are attached. Both
+/// may do without the driver's name.
+const VOLUME_GROUP: &str = "volume-group";
+const FRONT_END: &str = "front-end";
 
 /// Words of options for mkfs: the general limit on strings leaves room for no more.
 const MAX_MKFS_WORDS: usize = 64;
@@ -55,9 +61,77 @@ pub struct ClassParameters {
     pub pmem: pmem::Parameters,
     /// Whether its volumes are encrypted.
     pub encrypted: bool,
+    /// The volume group in which each volume has a cell of its own; `None`: volumes are in a pool.
+    pub volume_group: Option<String>,
+    /// How volumes of a group are attached; `None`: as block devices.
+    pub front_end: Option<v1::FrontEnd>,
 }
 
 impl ClassParameters {
+    /// Which nodes reach its volumes.
+    #[must_use]
+    pub const fn reach(&self) -> Reach {
+        if self.volume_group.is_some() { Reach::Group } else { Reach::Node }
+    }
+
+    /// Takes a parameter, if it is about a volume group. `key` is without a driver's name.
+    fn take_group(&mut self, field: &str, key: &str, value: &str) -> Result<bool, Error> {
+        let was_there = match key {
+            VOLUME_GROUP => {
+                cells::check_group(field, value)?;
+                self.volume_group.replace(value.to_owned()).is_some()
+            }
+            FRONT_END => self.front_end.replace(front_end(field, value)?).is_some(),
+            _ => return Ok(false),
+        };
+        if was_there {
+            return Err(Error::invalid(field, value, "given once, in one spelling"));
+        }
+        Ok(true)
+    }
+
+    /// Refuses parameters that do not go with a volume group, or not without one.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT.
+    fn check_group(&self, keys: &Keys) -> Result<(), Error> {
+        if self.volume_group.is_none() {
+            let Some(front_end) = self.front_end else { return Ok(()) };
+            let value = front_end.word().unwrap_or_default();
+            return Err(Error::invalid(FRONT_END, value, "left out without volume-group"));
+        }
+        let pmem = &self.pmem;
+        let of_node = "its volumes are in no pool of a node";
+        let given = [
+            (self.device_class.is_some(), keys.device_class(), of_node),
+            (pmem.usage.is_some(), "usage".to_owned(), of_node),
+            (pmem.erase_after.is_some(), "eraseAfter".to_owned(), of_node),
+            (pmem.kata.is_some(), "kataContainers".to_owned(), of_node),
+            (pmem.semantics.is_some(), "sizeSemantics".to_owned(), of_node),
+        ];
+        if let Some((_, key, why)) = given.into_iter().find(|(is_given, ..)| *is_given) {
+            return Err(Error::invalid(key, "given", format!("left out with volume-group: {why}")));
+        }
+        self.mutable.check_group(keys)
+    }
+
+    /// Refuses uses that a volume of a group can't have. `field` names the capability.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT.
+    pub fn check_use(&self, field: &str, one: &Capability) -> Result<(), Error> {
+        if self.front_end == Some(v1::FrontEnd::Nbd) && !one.is_block() {
+            let allowed = "block with front-end: nbd, which makes no device to mount";
+            return Err(Error::invalid(format_args!("{field}.access_type"), "mount", allowed));
+        }
+        if self.encrypted && (one.mode == Mode::ManyNodes || self.front_end.is_some()) {
+            let allowed = "left out with MULTI_NODE_MULTI_WRITER and with front-end: opening an \
+                           encrypted device reads it, which would fetch its cell";
+            return Err(Error::invalid(ENCRYPTION, blockd_luks::KIND, allowed));
+        }
+        Ok(())
+    }
+
     /// Refuses encryption of volumes that applications or virtual machines map.
     ///
     /// # Errors
@@ -107,6 +181,22 @@ impl Mutable {
             quota: other.quota.or(self.quota),
             placement: other.placement.or(self.placement),
         }
+    }
+
+    /// Refuses parameters that a volume in a cell can't have.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT.
+    pub fn check_group(&self, keys: &Keys) -> Result<(), Error> {
+        let given = [
+            (self.reservation.is_some(), "reservation", "a cell grows as its volume is written"),
+            (self.placement.is_some(), "placement", "a cell has one device"),
+        ];
+        let Some((_, word, why)) = given.into_iter().find(|(is_given, ..)| *is_given) else {
+            return Ok(());
+        };
+        let allowed = format!("left out for volumes of a volume group: {why}");
+        Err(Error::invalid(keys.of_context(word), "given", allowed))
     }
 
     /// Converts the parameters to the daemon's settings of a volume.
@@ -163,6 +253,24 @@ impl Keys {
         format!("{}/encryption", self.driver)
     }
 
+    /// The key of the volume group of a volume's label.
+    #[must_use]
+    pub fn volume_group(&self) -> String {
+        self.of_context(VOLUME_GROUP)
+    }
+
+    /// The key of the label with the name that a volume in a cell was made with.
+    #[must_use]
+    pub fn volume_name(&self) -> String {
+        self.of_context("volume-name")
+    }
+
+    /// The key of the front end in the volume's context.
+    #[must_use]
+    pub fn front_end(&self) -> String {
+        self.of_context(FRONT_END)
+    }
+
     /// A key of the volume's context, by its last word.
     #[must_use]
     pub fn of_context(&self, word: &str) -> String {
@@ -181,7 +289,10 @@ impl Keys {
         limits::map(field, map)?;
         let mut class = ClassParameters::default();
         let mut mutable = HashMap::new();
-        let also = format!("device-class, encryption, mkfs-options, {}, ", pmem::KEYS);
+        let also = format!(
+            "device-class, encryption, front-end, mkfs-options, volume-group, {}, ",
+            pmem::KEYS
+        );
         for (key, value) in map {
             if class.pmem.take(key, self.own(key).unwrap_or(key), value)? {
                 continue;
@@ -189,6 +300,9 @@ impl Keys {
             if self.own(key).unwrap_or(key) == ENCRYPTION {
                 encryption(key, value)?;
                 class.encrypted = true;
+                continue;
+            }
+            if class.take_group(key, self.own(key).unwrap_or(key), value)? {
                 continue;
             }
             match self.own(key) {
@@ -206,6 +320,7 @@ impl Keys {
             }
         }
         class.mutable = self.read_mutable(field, &mutable, &also)?;
+        class.check_group(self)?;
         Ok(class)
     }
 
@@ -284,6 +399,18 @@ pub fn file_system(field: &str, name: &str) -> Result<Option<FileSystem>, Error>
     }
     let known = FileSystem::of_name(name);
     known.map(Some).ok_or_else(|| Error::invalid(field, name, "ext4, xfs or btrfs"))
+}
+
+/// A front end by its name.
+///
+/// # Errors
+/// There is none of that name. The error names `field`.
+pub fn front_end(field: &str, name: &str) -> Result<v1::FrontEnd, Error> {
+    match name {
+        "ublk" => Ok(v1::FrontEnd::Ublk),
+        "nbd" => Ok(v1::FrontEnd::Nbd),
+        other => Err(Error::invalid(field, other, "ublk or nbd")),
+    }
 }
 
 /// The kind of encryption, of which there is one.
@@ -406,6 +533,41 @@ mod tests {
             let error = keys.class("p", &map(&[(key, "1")])).unwrap_err().to_string();
             assert!(error.contains("usage, eraseAfter, kataContainers"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_volume_group_is_read_and_refuses_what_does_not_go_with_it() {
+        let keys = Keys::new("d");
+        for prefix in ["", "d/"] {
+            let (group, front_end) =
+                (format!("{prefix}volume-group"), format!("{prefix}front-end"));
+            let class = keys.class("p", &map(&[(&group, "san"), (&front_end, "nbd")])).unwrap();
+            assert_eq!(class.volume_group.as_deref(), Some("san"));
+            assert_eq!((class.front_end, class.reach()), (Some(v1::FrontEnd::Nbd), Reach::Group));
+            for (key, value) in [
+                ("d/device-class", "fast"),
+                ("usage", "FileIO"),
+                ("eraseAfter", "true"),
+                ("kataContainers", "false"),
+                ("sizeSemantics", "usable"),
+                ("d/placement", "spread"),
+                ("d/reservation", "1Gi"),
+            ] {
+                let error = keys.class("p", &map(&[(&group, "san"), (key, value)])).unwrap_err();
+                assert_eq!(error.code(), Code::InvalidArgument);
+                assert!(error.to_string().starts_with(&format!("{key} is given")), "{error}");
+            }
+        }
+        for (key, value) in [("volume-group", ""), ("volume-group", "a+b"), ("front-end", "scsi")] {
+            let error = keys.class("p", &map(&[(key, value)])).unwrap_err();
+            assert!(error.to_string().starts_with(&format!("{key} is ")), "{error}");
+        }
+        let alone = keys.class("p", &map(&[("front-end", "nbd")])).unwrap_err();
+        assert!(alone.to_string().contains("left out without volume-group"), "{alone}");
+        let both = map(&[("volume-group", "a"), ("d/volume-group", "a")]);
+        assert!(keys.class("p", &both).unwrap_err().to_string().contains("given once"));
+        let usual = keys.class("p", &map(&[("d/iops", "5"), ("volume-group", "san")])).unwrap();
+        assert_eq!((usual.mutable.iops, usual.front_end), (Some(5), None));
     }
 
     #[test]

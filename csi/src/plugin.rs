@@ -16,6 +16,7 @@ use blockd_csi_base::grpc::{code_name, parse_timeout};
 use tokio::sync::{Mutex, RwLock};
 use tonic::{Code, Request, Response, Status};
 
+use crate::cells::{self, CellId, Cells};
 use crate::config::{Class, Config, Kind};
 use crate::daemon::Daemon;
 use crate::error::Error;
@@ -41,6 +42,8 @@ pub struct Settings {
     pub names: Names,
     /// Keys of parameters.
     pub keys: Keys,
+    /// Names of cells.
+    pub cells: Cells,
     /// Classes and smallest sizes.
     pub config: Config,
     /// Paths of the kubelet are below it.
@@ -222,6 +225,9 @@ impl Plugin {
     /// NOT_FOUND: it does not exist, or is foreign. Or the daemon does not answer.
     pub async fn volume(&self, id: &str) -> Result<(VolumeId, v1::Volume), Error> {
         let absent = || Error::not_found("volume", id);
+        if let Some(id) = self.settings.cells.parse(id) {
+            return self.cell_volume(&id).await;
+        }
         let volume_id = self.settings.names.parse_volume(id).ok_or_else(absent)?;
         if !self.has_pool(&volume_id.pool).await? {
             return Err(absent());
@@ -230,6 +236,20 @@ impl Plugin {
         let is_volume = |volume: &v1::Volume| volume.kind() == v1::VolumeKind::Volume;
         let volume = found.filter(is_volume).ok_or_else(absent)?;
         Ok((volume_id, volume))
+    }
+
+    /// The same of a volume in a cell, which has to be open here.
+    async fn cell_volume(&self, id: &CellId) -> Result<(VolumeId, v1::Volume), Error> {
+        if let Some(volume) = self.daemon.find_volume(&id.cell, &id.volume).await?
+            && !volume.standby
+        {
+            let id = VolumeId { pool: id.cell.clone(), name: id.volume.clone() };
+            return Ok((id, volume));
+        }
+        match cells::find(&self.daemon, &self.settings.place.node, id).await? {
+            Some(cell) if cell.state() != v1::CellState::Open => Err(cells::unopened(id, &cell)),
+            _ => Err(Error::not_found("volume", id)),
+        }
     }
 
     /// Bytes of a volume or snapshot before its data.
@@ -251,7 +271,8 @@ impl Plugin {
     /// The daemon does not answer.
     pub async fn has_pool(&self, pool: &str) -> Result<bool, Error> {
         let classes = &self.settings.config.classes;
-        if classes.iter().any(|class| class.names_pool(pool)) {
+        if self.settings.cells.has_pool(pool) || classes.iter().any(|class| class.names_pool(pool))
+        {
             return Ok(true);
         }
         if !classes.iter().any(|class| class.pool.is_empty()) {

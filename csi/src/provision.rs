@@ -344,7 +344,8 @@ pub async fn grow(
     // Whether there is room behind a namespace only the daemon sees, and others need not wait until
     // that has been overwritten.
     let mut promises = None;
-    if class.kind != Kind::PmemDirect {
+    // A cell grows as its volume is written.
+    if class.kind != Kind::PmemDirect && !plugin.settings.cells.has_pool(&volume.pool) {
         promises = Some(plugin.promises.lock().await);
         check_room(plugin, class, &volume.pool, size.saturating_sub(present)).await?;
     }

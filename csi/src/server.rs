@@ -13,6 +13,7 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
+use crate::cells::Cells;
 use crate::changes;
 use crate::config::Config;
 use crate::controller;
@@ -115,6 +116,7 @@ fn plugin(options: &Options) -> Result<Arc<Plugin>, Error> {
         place: Place::new(&options.driver_name, &options.node_id),
         names,
         keys: Keys::new(&options.driver_name),
+        cells: Cells::new(&options.driver_name, &config.cluster),
         config,
         kubelet_dir: options.kubelet_dir.clone(),
         state_dir: options.state_dir(),

@@ -292,6 +292,21 @@ fn the_example_with_encryption_is_understood() {
     assert!(objects.iter().all(|object| object["kind"] != "Secret"));
 }
 
+/// The example on shared disks: many nodes have a claim for a device.
+#[test]
+fn the_example_with_a_volume_group_is_understood() {
+    let text = fs::read_to_string(folder().join("../examples/volume-group.yaml")).unwrap();
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let of_kind = |kind| objects.iter().find(|object| object["kind"] == kind).unwrap();
+    let class = of_kind("StorageClass");
+    let parameters = Keys::new(DEFAULT_DRIVER).class("p", &strings(&class["parameters"])).unwrap();
+    assert_eq!(parameters.volume_group.as_deref(), Some("san"));
+    let spec = &of_kind("PersistentVolumeClaim")["spec"];
+    assert_eq!(spec["storageClassName"], class["metadata"]["name"]);
+    assert_eq!(spec["accessModes"], serde_json::json!(["ReadWriteMany"]));
+    assert_eq!(spec["volumeMode"], "Block");
+}
+
 /// Row T34.
 #[test]
 fn a_claim_below_a_gibibyte_is_in_the_example() {

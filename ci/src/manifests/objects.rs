@@ -50,7 +50,9 @@ pub(super) fn problems(objects: &[Value]) -> Vec<String> {
         let first = pod["initContainers"].as_array().map(Vec::as_slice).unwrap_or_default();
         for container in first.iter().chain(containers(object)) {
             let name = text(&container["name"]);
-            for mount in names(&container["volumeMounts"]) {
+            // Raw block volumes are devices of the container.
+            let devices = names(&container["volumeDevices"]);
+            for mount in names(&container["volumeMounts"]).into_iter().chain(devices) {
                 if !volumes.contains(&mount) {
                     complain(format!("{name} mounts {mount}, which is no volume of its pod"));
                 }
@@ -231,6 +233,10 @@ mod tests {
         assert!(found.contains("c mounts v, which is no volume"), "{found}");
         let found = only(&daemon_set(json!([container]), json!([{"name": "v"}, {"name": "w"}])));
         assert!(found.contains("volume w is mounted nowhere"), "{found}");
+        let device = json!({"name": "c", "image": "i:1", "volumeDevices": [{"name": "w"}]});
+        let both = json!([container, device]);
+        let good = daemon_set(both, json!([{"name": "v"}, {"name": "w"}]));
+        assert!(problems(std::slice::from_ref(&good)).is_empty());
         let found = only(&daemon_set(json!([{"name": "c", "image": "r:5000/i"}]), json!([])));
         assert!(found.contains("has no version"), "{found}");
         let mut other = good;

@@ -17,6 +17,9 @@ const CLAIMS_TIME: Duration = Duration::from_secs(2);
 /// The storage class of claims that are older than the field.
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
+/// The parameter of classes whose volumes are in a volume group, with or without the driver's name.
+const VOLUME_GROUP: &str = "volume-group";
+
 /// A claim of the driver that needs a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unbound {
@@ -108,7 +111,11 @@ impl Claims {
                     unknown.insert(class)
                 }
             };
-            if let Some(class) = class.as_ref().filter(|class| class.provisioner == self.driver) {
+            // The space of a volume group is that of all its nodes.
+            let is_of_node = |class: &&StorageClass| {
+                class.provisioner == self.driver && !has_group(&self.driver, class)
+            };
+            if let Some(class) = class.as_ref().filter(is_of_node) {
                 let parameter =
                     class.parameters.as_ref().and_then(|all| all.get(&self.class_parameter));
                 unbound.push(Unbound {
@@ -120,6 +127,13 @@ impl Claims {
         }
         Ok(unbound)
     }
+}
+
+/// Whether volumes of a class are in a volume group, which several nodes reach.
+fn has_group(driver: &str, class: &StorageClass) -> bool {
+    let own = format!("{driver}/{VOLUME_GROUP}");
+    let has = |key: &str| class.parameters.as_ref().is_some_and(|all| all.contains_key(key));
+    has(VOLUME_GROUP) || has(&own)
 }
 
 /// Returns a storage class, or `None` if there is none of that name: claims for volumes that an
@@ -169,6 +183,16 @@ mod tests {
         assert_eq!(used.keys().collect::<Vec<_>>(), ["data", "web-c"]);
         assert_eq!(used["web-c"].unwrap().storage_request().unwrap(), "1Gi");
         assert!(used["data"].is_none());
+    }
+
+    #[test]
+    fn classes_of_a_volume_group_take_no_space_of_a_node() {
+        let class = |key: &str| {
+            let class = json!({ "provisioner": "d", "parameters": { key: "san" } });
+            serde_json::from_value::<StorageClass>(class).unwrap()
+        };
+        assert!(has_group("d", &class("volume-group")) && has_group("d", &class("d/volume-group")));
+        assert!(!has_group("d", &class("e/volume-group")) && !has_group("d", &class("d/iops")));
     }
 
     #[test]

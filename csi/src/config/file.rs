@@ -7,6 +7,7 @@ use blockd_csi_base::quantity::{self, Ratio};
 use serde::Deserialize;
 
 use super::{Class, Config, Kind, Minimum};
+use crate::cells::check_cluster;
 use crate::error::Error;
 use crate::ids::Names;
 use crate::limits::MAX_STRING;
@@ -49,7 +50,9 @@ pub(super) fn read(text: &str, names: &Names) -> Result<Config, Error> {
     let health = file.health.and_then(|health| health.enabled).unwrap_or(true);
     let multi_writer = file.access_modes.and_then(|modes| modes.single_node_multi_writer);
     let multi_writer = multi_writer.unwrap_or(true);
-    Ok(Config { default_size, minimum, classes, health, multi_writer })
+    let cluster = file.cluster.unwrap_or_default();
+    check_cluster("cluster", &cluster)?;
+    Ok(Config { default_size, minimum, classes, cluster, health, multi_writer })
 }
 
 fn with_default(mut classes: Vec<Class>) -> Result<Vec<Class>, Error> {
@@ -83,6 +86,7 @@ fn one_line(error: &toml::de::Error) -> String {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    cluster: Option<String>,
     default_size: Option<Written>,
     minimum: Option<FileMinimum>,
     class: Option<Vec<FileClass>>,

@@ -141,6 +141,8 @@ pub struct Config {
     pub minimum: Minimum,
     /// One of them is the default.
     pub classes: Vec<Class>,
+    /// The cluster's name, by which its cells differ from those of other clusters; may be empty.
+    pub cluster: String,
     /// Whether conditions of volumes are reported.
     pub health: bool,
     /// SINGLE_NODE_MULTI_WRITER is advertised, so that Kubernetes sends the newer access modes.

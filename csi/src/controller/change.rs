@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::capability::Capability;
+use crate::capability::{Capability, Reach};
+use crate::cells::CellId;
 use crate::error::Error;
 use crate::limits;
 use crate::plugin::Plugin;
 use crate::proto;
 use crate::provision;
 use crate::sizes::Range;
+
+use super::cells;
 
 pub(super) async fn expand(
     plugin: Arc<Plugin>,
@@ -21,6 +24,9 @@ pub(super) async fn expand(
         return Err(Error::missing("capacity_range"));
     }
     let _lock = plugin.locks.take(&request.volume_id)?;
+    if let Some(id) = plugin.settings.cells.parse(&request.volume_id) {
+        return expand_in_cell(&plugin, &id, &request, &range).await;
+    }
     let (_, volume) = plugin.volume(&request.volume_id).await?;
     // Which of the modes it is does not matter here, and older resizers send none.
     let capability = request.volume_capability.as_ref();
@@ -31,6 +37,28 @@ pub(super) async fn expand(
         capacity_bytes: plugin.capacity(&volume).get(),
         // Neither a file system nor a mapping grows by itself.
         node_expansion_required: !is_block || !plugin.header(&volume).is_zero(),
+    })
+}
+
+/// Where another node uses the volume, NodeExpandVolume makes it larger there.
+async fn expand_in_cell(
+    plugin: &Plugin,
+    id: &CellId,
+    request: &proto::ControllerExpandVolumeRequest,
+    range: &Range,
+) -> Result<proto::ControllerExpandVolumeResponse, Error> {
+    let wire = request.volume_capability.as_ref();
+    let parse = |one| Capability::parse_for(Reach::Group, "volume_capability", Some(one));
+    let is_block = wire.map(parse).transpose()?.is_some_and(|one| one.is_block());
+    Ok(match cells::expand(plugin, id, range).await? {
+        Some(volume) => proto::ControllerExpandVolumeResponse {
+            capacity_bytes: plugin.capacity(&volume).get(),
+            node_expansion_required: !is_block || !plugin.header(&volume).is_zero(),
+        },
+        None => proto::ControllerExpandVolumeResponse {
+            capacity_bytes: range.required.get(),
+            node_expansion_required: true,
+        },
     })
 }
 
@@ -45,9 +73,18 @@ pub(super) async fn modify(
     }
     limits::map("mutable_parameters", &request.mutable_parameters)?;
     let _lock = plugin.locks.take(&request.volume_id)?;
-    let (id, _) = plugin.volume(&request.volume_id).await?;
     let keys = &plugin.settings.keys;
-    let mutable = keys.mutable("mutable_parameters", &request.mutable_parameters)?;
+    let read = || keys.mutable("mutable_parameters", &request.mutable_parameters);
+    let (id, mutable) = match plugin.settings.cells.parse(&request.volume_id) {
+        Some(id) => {
+            let mutable = read()?;
+            (cells::prepare_change(&plugin, keys, &id, &mutable).await?, mutable)
+        }
+        None => {
+            let (id, _) = plugin.volume(&request.volume_id).await?;
+            (id, read()?)
+        }
+    };
     plugin.daemon.configure_volume(mutable.request(&id.pool, &id.name)).await?;
     Ok(proto::ControllerModifyVolumeResponse {})
 }

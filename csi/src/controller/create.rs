@@ -7,14 +7,14 @@ use std::sync::Arc;
 use blockd_api::v1;
 use blockd_csi_base::bytes::Bytes;
 
-use crate::capability::{Capability, FileSystem};
+use crate::capability::{Capability, FileSystem, Reach};
 use crate::config::{Class, Kind};
 use crate::error::Error;
 use crate::ids::{SnapshotId, VolumeId};
 use crate::labels;
 use crate::limits;
 use crate::mkfs;
-use crate::parameters::{ClassParameters, Mutable, mkfs_options};
+use crate::parameters::{ClassParameters, Keys, Mutable, mkfs_options};
 use crate::plugin::{Plugin, Pools};
 use crate::pmem::{self, Plan};
 use crate::proto;
@@ -23,20 +23,22 @@ use crate::provision::{self, CreateSpec};
 use crate::room;
 use crate::sizes::{self, Range, Rules};
 
+use super::cells;
+
 /// A request that was looked through, without asking the daemon.
-struct Asked {
-    name: String,
+pub(super) struct Asked {
+    pub(super) name: String,
     range: Range,
     capabilities: Vec<Capability>,
-    parameters: ClassParameters,
-    mutable: Mutable,
-    class: Class,
-    pmem: Plan,
+    pub(super) parameters: ClassParameters,
+    pub(super) mutable: Mutable,
+    pub(super) class: Class,
+    pub(super) pmem: Plan,
     content: Option<proto::VolumeContentSource>,
 }
 
 /// The content source of a new volume.
-enum Source {
+pub(super) enum Source {
     Nothing,
     /// `None`: it is gone.
     Snapshot(SnapshotId, Option<v1::Volume>),
@@ -50,6 +52,9 @@ pub(super) async fn create(
     let settings = &plugin.settings;
     let asked = Asked::parse(&plugin, &request)?;
     let _name = plugin.locks.take_name("volume", &asked.name)?;
+    if let Some(group) = &asked.parameters.volume_group {
+        return cells::create(&plugin, &request, &asked, group).await;
+    }
     settings.place.check(request.accessibility_requirements.as_ref())?;
     let pools = plugin.pools().await?;
     let pool = asked.pool(&plugin, &pools).await?;
@@ -120,14 +125,15 @@ impl Asked {
     fn parse(plugin: &Plugin, request: &proto::CreateVolumeRequest) -> Result<Self, Error> {
         let keys = &plugin.settings.keys;
         limits::name("name", &request.name)?;
-        let capabilities =
-            Capability::parse_all("volume_capabilities", &request.volume_capabilities)?;
+        let parameters = keys.class("parameters", &request.parameters);
+        let reach = parameters.as_ref().map_or(Reach::Node, ClassParameters::reach);
+        let wire = &request.volume_capabilities;
+        let capabilities = Capability::parse_all_for(reach, "volume_capabilities", wire)?;
         limits::map("secrets", &request.secrets)?;
         let range = Range::parse("capacity_range", request.capacity_range.as_ref())?;
-        let parameters = keys.class("parameters", &request.parameters)?;
+        let parameters = parameters?;
         let mutable = keys.mutable("mutable_parameters", &request.mutable_parameters)?;
-        let class = parameters.device_class.as_deref();
-        let class = plugin.settings.config.class(&keys.device_class(), class)?.clone();
+        let class = class_of(plugin, &parameters)?;
         let pmem = parameters.pmem.of_class("parameters.", &class)?;
         parameters.check_encryption(&pmem)?;
         let content = request.volume_content_source.clone();
@@ -136,6 +142,7 @@ impl Asked {
         for (index, one) in asked.capabilities.iter().enumerate() {
             let field = format!("volume_capabilities[{index}]");
             pmem.check(&field, one, asked.fs(one))?;
+            asked.parameters.check_use(&field, one)?;
             if let (Some(text), Some(file_system)) = (&asked.parameters.mkfs_options, asked.fs(one))
             {
                 let field = keys.mkfs_options();
@@ -143,7 +150,21 @@ impl Asked {
             }
         }
         asked.check_direct()?;
+        asked.check_group(keys)?;
         Ok(asked)
+    }
+
+    /// Refuses features that a volume in a cell of its own can't have.
+    fn check_group(&self, keys: &Keys) -> Result<(), Error> {
+        if self.parameters.volume_group.is_none() {
+            return Ok(());
+        }
+        if self.content.is_some() {
+            let allowed = "left out with volume-group: a clone would be in the cell of its source, \
+                           and could be used on the node of that alone";
+            return Err(Error::invalid("volume_content_source", "given", allowed));
+        }
+        self.mutable.check_group(keys)
     }
 
     /// Refuses features that need a layer between a volume and its device.
@@ -187,7 +208,7 @@ impl Asked {
     }
 
     /// The size of a volume that is there, if it is the one that is asked for.
-    fn check_present(
+    pub(super) fn check_present(
         &self,
         plugin: &Plugin,
         present: &v1::Volume,
@@ -234,13 +255,18 @@ impl Asked {
     }
 
     /// Bytes that its device may have at the most; 0: any.
-    fn device_limit(&self) -> Bytes {
+    pub(super) fn device_limit(&self) -> Bytes {
         let limit = self.range.limit;
         if limit.is_zero() { limit } else { limit.saturating_add(self.header()) }
     }
 
     /// The size of the device of a volume that is to be made.
-    fn size(&self, plugin: &Plugin, pool: &v1::Pool, source: &Source) -> Result<Bytes, Error> {
+    pub(super) fn size(
+        &self,
+        plugin: &Plugin,
+        pool: &v1::Pool,
+        source: &Source,
+    ) -> Result<Bytes, Error> {
         sizes::with_header(self.visible_size(plugin, pool, source)?, self.header())
     }
 
@@ -319,7 +345,7 @@ impl Asked {
     }
 
     /// The part of it that says how the content is made.
-    fn context_of_fs(&self, plugin: &Plugin) -> HashMap<String, String> {
+    pub(super) fn context_of_fs(&self, plugin: &Plugin) -> HashMap<String, String> {
         let keys = &plugin.settings.keys;
         let mut context = HashMap::new();
         if let Some(options) = &self.parameters.mkfs_options {
@@ -336,6 +362,17 @@ impl Asked {
         }
         context
     }
+}
+
+/// The class that a request names. Volumes of a volume group are thin, and in no class of the
+/// configuration.
+pub(super) fn class_of(plugin: &Plugin, parameters: &ClassParameters) -> Result<Class, Error> {
+    let settings = &plugin.settings;
+    if let Some(group) = &parameters.volume_group {
+        return Ok(Class { is_default: false, ..Class::usual(group) });
+    }
+    let name = parameters.device_class.as_deref();
+    settings.config.class(&settings.keys.device_class(), name).cloned()
 }
 
 /// The pool of a volume's source, by its id.
@@ -363,6 +400,9 @@ impl Source {
             }
             Type::Volume(VolumeSource { volume_id }) => {
                 limits::required(&format!("{field}.volume.volume_id"), volume_id)?;
+                if let Some(id) = plugin.settings.cells.parse(volume_id) {
+                    return Err(cells::refuse_family(&id, "clones"));
+                }
                 let id = names.parse_volume(volume_id).filter(|id| pools.has(&id.pool));
                 let id = id.ok_or_else(|| Error::not_found("volume", volume_id))?;
                 let found = plugin.daemon.find_volume(&id.pool, &id.name).await?;

@@ -1,6 +1,7 @@
 //! The controller service: makes, lists and changes volumes and snapshots.
 
 mod capacity;
+mod cells;
 mod change;
 mod conditions;
 mod create;
@@ -23,6 +24,7 @@ use crate::proto::controller_server::Controller;
 use crate::proto::controller_service_capability::{self, Rpc, rpc};
 
 pub use self::capacity::refresh_metrics as refresh_capacity_metrics;
+pub(crate) use self::cells::refuse_family;
 pub(crate) use self::snapshots::{
     check_parameters as check_snapshot_parameters, find as find_snapshot,
     to_wire as snapshot_to_wire,

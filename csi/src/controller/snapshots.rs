@@ -15,6 +15,7 @@ use crate::parameters::is_of_sidecars;
 use crate::plugin::Plugin;
 use crate::proto;
 
+use super::cells::refuse_family;
 use super::paging::page;
 use super::volumes::ours;
 
@@ -29,6 +30,9 @@ pub(super) async fn create(
     let _lock = plugin.locks.take_name("snapshot", &request.name)?;
     let absent = || Error::not_found("volume", &request.source_volume_id);
     let names = &plugin.settings.names;
+    if let Some(id) = plugin.settings.cells.parse(&request.source_volume_id) {
+        return Err(refuse_family(&id, "snapshots"));
+    }
     let source = names.parse_volume(&request.source_volume_id);
     // A name is that of one snapshot, whatever its source. The same one is answered again, also
     // when its source is gone.

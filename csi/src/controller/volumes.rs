@@ -7,7 +7,7 @@ use std::time::Duration;
 use blockd_api::v1;
 use blockd_csi_base::error::shown;
 
-use crate::capability::{Capability, Refusal};
+use crate::capability::{Capability, Reach, Refusal};
 use crate::error::Error;
 use crate::ids::{Kind, SnapshotId, VolumeId};
 use crate::labels;
@@ -16,7 +16,9 @@ use crate::plugin::Plugin;
 use crate::proto;
 use crate::proto::volume_content_source::{SnapshotSource, Type};
 
+use super::cells;
 use super::conditions::Conditions;
+use super::create::class_of;
 use super::paging::page;
 
 /// How long is waited before the daemon is asked again, while it is away at the start.
@@ -29,6 +31,10 @@ pub(super) async fn delete(
     limits::required("volume_id", &request.volume_id)?;
     limits::map("secrets", &request.secrets)?;
     let _lock = plugin.locks.take(&request.volume_id)?;
+    if let Some(id) = plugin.settings.cells.parse(&request.volume_id) {
+        cells::delete(&plugin, &id).await?;
+        return Ok(proto::DeleteVolumeResponse {});
+    }
     let id = match plugin.volume(&request.volume_id).await {
         Ok((id, _)) => id,
         Err(Error::NotFound { .. }) => return Ok(proto::DeleteVolumeResponse {}),
@@ -98,7 +104,10 @@ pub(super) async fn list(
     request: proto::ListVolumesRequest,
 ) -> Result<proto::ListVolumesResponse, Error> {
     // An invalid page is refused before the call to the daemon.
-    let is_id = |token: &str| plugin.settings.names.parse_volume(token).is_some();
+    let is_id = |token: &str| {
+        let settings = &plugin.settings;
+        settings.names.parse_volume(token).is_some() || settings.cells.parse(token).is_some()
+    };
     page::<()>(Vec::new(), request.max_entries, &request.starting_token, is_id)?;
     let mut volumes = ours(&plugin).await?;
     volumes.retain(|(_, kind)| *kind == Kind::Volume);
@@ -109,10 +118,12 @@ pub(super) async fn list(
         let id = VolumeId { pool: volume.pool.clone(), name: volume.name.clone() }.to_string();
         (id, volume)
     });
+    let in_cells = cells::list(&plugin).await?;
+    let in_cells = in_cells.into_iter().map(|(id, volume)| (id.to_string(), volume));
+    let entries = entries.chain(in_cells).map(|(id, volume)| (id.clone(), (id, volume)));
     let entries = entries.collect();
     let (entries, next_token) = page(entries, request.max_entries, &request.starting_token, is_id)?;
-    let entries = entries.into_iter().map(|volume| {
-        let id = VolumeId { pool: volume.pool.clone(), name: volume.name.clone() }.to_string();
+    let entries = entries.into_iter().map(|(id, volume)| {
         let status = conditions.as_ref().map(|all| all.of(&volume.pool, &volume.name)).map(|it| {
             let volume_condition = Some(it);
             proto::list_volumes_response::VolumeStatus { volume_condition, ..Default::default() }
@@ -157,6 +168,9 @@ pub(super) async fn get(
     limits::required("volume_id", &request.volume_id)?;
     let (id, volume) = match plugin.volume(&request.volume_id).await {
         Ok(found) => found,
+        Err(Error::InUse { .. }) if plugin.settings.cells.parse(&request.volume_id).is_some() => {
+            return get_unopened(&plugin, &request.volume_id).await;
+        }
         Err(error) => of_failed_pool(&plugin, &request.volume_id, error).await?,
     };
     let conditions = match Conditions::fetch(&plugin, Some((&id.pool, &id.name))).await {
@@ -171,7 +185,23 @@ pub(super) async fn get(
         volume_condition,
         ..Default::default()
     };
-    let volume = Some(to_wire(&plugin, &id.to_string(), &volume));
+    let volume = Some(to_wire(&plugin, &request.volume_id, &volume));
+    Ok(proto::ControllerGetVolumeResponse { volume, status: Some(status) })
+}
+
+/// A volume whose cell is not open here.
+async fn get_unopened(
+    plugin: &Plugin,
+    id: &str,
+) -> Result<proto::ControllerGetVolumeResponse, Error> {
+    let cell = plugin.settings.cells.parse(id).ok_or_else(|| Error::not_found("volume", id))?;
+    let (volume, condition) = cells::get_unopened(plugin, &cell).await?;
+    let volume_condition = plugin.settings.config.health.then_some(condition);
+    let status = proto::controller_get_volume_response::VolumeStatus {
+        volume_condition,
+        ..Default::default()
+    };
+    let volume = Some(to_wire(plugin, id, &volume));
     Ok(proto::ControllerGetVolumeResponse { volume, status: Some(status) })
 }
 
@@ -210,7 +240,10 @@ fn to_wire(plugin: &Plugin, id: &str, volume: &v1::Volume) -> proto::Volume {
         volume_id: id.to_owned(),
         volume_context: labels::context(&plugin.settings.keys, &volume.labels),
         content_source,
-        accessible_topology: vec![plugin.settings.place.to_wire()],
+        accessible_topology: vec![match plugin.settings.cells.parse(id) {
+            Some(cell) => plugin.settings.cells.topology(&cell.group),
+            None => plugin.settings.place.to_wire(),
+        }],
     }
 }
 
@@ -221,13 +254,20 @@ pub(super) async fn validate(
     limits::required("volume_id", &request.volume_id)?;
     limits::map("volume_context", &request.volume_context)?;
     limits::map("secrets", &request.secrets)?;
-    let capabilities = Capability::parse_all("volume_capabilities", &request.volume_capabilities);
+    let cell = plugin.settings.cells.parse(&request.volume_id);
+    let reach = if cell.is_some() { Reach::Group } else { Reach::Node };
+    let wire = &request.volume_capabilities;
+    let capabilities = Capability::parse_all_for(reach, "volume_capabilities", wire);
     let unsupported = match capabilities {
         Ok(_) => None,
         Err(Refusal::Malformed(error)) => return Err(error),
         Err(Refusal::Unsupported(error)) => Some(error),
     };
-    plugin.volume(&request.volume_id).await?;
+    match plugin.volume(&request.volume_id).await {
+        // Its cell is there, and not here.
+        Err(Error::InUse { .. }) if cell.is_some() => {}
+        found => drop(found?),
+    }
     let refused = unsupported.or_else(|| parameters(&plugin, &request).err());
     if let Some(error) = refused {
         let message = shown(error);
@@ -249,15 +289,16 @@ fn parameters(
 ) -> Result<(), Error> {
     let keys = &plugin.settings.keys;
     let class = keys.class("parameters", &request.parameters)?;
-    let device_class = class.device_class.as_deref();
-    let device_class = plugin.settings.config.class(&keys.device_class(), device_class)?;
+    let device_class = &class_of(plugin, &class)?;
     keys.mutable("mutable_parameters", &request.mutable_parameters)?;
     let plan = class.pmem.of_class("parameters.", device_class)?;
     class.check_encryption(&plan)?;
     for (index, wire) in request.volume_capabilities.iter().enumerate() {
         let field = format!("volume_capabilities[{index}]");
-        let one = Capability::parse(&field, Some(wire))?;
+        // Whether the volume can be reached so was checked before.
+        let one = Capability::parse_for(Reach::Group, &field, Some(wire))?;
         plan.check(&field, &one, one.file_system().or(class.file_system))?;
+        class.check_use(&field, &one)?;
     }
     Ok(())
 }

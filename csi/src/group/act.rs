@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use blockd_api::v1;
 
-use crate::controller::{check_snapshot_parameters, ours, snapshot_to_wire};
+use crate::controller::{check_snapshot_parameters, ours, refuse_family, snapshot_to_wire};
 use crate::error::Error;
 use crate::ids::{GroupId, Kind, MAX_GROUP, Names, SnapshotId, VolumeId};
 use crate::labels;
@@ -163,6 +163,9 @@ async fn sources(
 ) -> Result<Vec<VolumeId>, Error> {
     let mut found: Vec<VolumeId> = Vec::with_capacity(ids.len());
     for id in ids {
+        if let Some(id) = plugin.settings.cells.parse(id) {
+            return Err(refuse_family(&id, "snapshots"));
+        }
         let source = plugin.settings.names.parse_volume(id);
         let is_it = |source: &VolumeId| {
             let mut volumes = all.iter().filter(|(_, kind)| *kind == Kind::Volume);

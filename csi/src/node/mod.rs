@@ -4,6 +4,7 @@
 //! by their repeat wherever they end. Their state is in `records`; the mount table (`mountinfo`)
 //! and the daemon take precedence over it.
 
+mod cells;
 pub mod content;
 pub mod encryption;
 pub mod ephemeral;
@@ -33,12 +34,16 @@ pub mod world;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blockd_api::v1::FrontEnd;
+
 use self::encryption::Keys;
 use self::looks::Looks;
 use self::modes::Target;
 use self::real::Real;
 use self::records::{Place, Record};
 use self::world::{Kind, Result, Volumes as _, World};
+use crate::capability::Reach;
+use crate::cells::CellId;
 use crate::error::Error;
 use crate::plugin::Plugin;
 use crate::proto;
@@ -124,7 +129,8 @@ impl Service {
         request::id(&asked.volume_id)?;
         let path = self.path("staging_target_path", &asked.staging_target_path)?;
         request::maps(&asked.publish_context, &asked.secrets)?;
-        let capability = request::capability(asked.volume_capability.as_ref())?;
+        let cell = self.plugin.settings.cells.parse(&asked.volume_id);
+        let capability = request::capability(reach(&cell), asked.volume_capability.as_ref())?;
         let spec = request::file_system_spec(&self.plugin, &capability, &asked.volume_context)?;
         let image = request::kata(&self.plugin, &asked.volume_context);
         if image.is_some() && spec.is_none() {
@@ -140,6 +146,13 @@ impl Service {
         };
         let place = self.place(&asked.volume_id)?;
         let lock = self.plugin.locks.take(&asked.volume_id)?;
+        if let Some(cell) = cell {
+            let front_end = cells::front_end(&self.plugin, &asked.volume_context)?;
+            cells::stage(&self.plugin, &cell, &capability, front_end).await?;
+            if front_end == FrontEnd::Nbd {
+                return Ok(());
+            }
+        }
         let work = move |world: &World<'_>| {
             let _lock = lock;
             let request = stage::Request {
@@ -162,6 +175,11 @@ impl Service {
         // An id that cannot exist is not staged.
         let Some(place) = request::place(&self.plugin, &asked.volume_id) else { return Ok(()) };
         let lock = self.plugin.locks.take(&asked.volume_id)?;
+        if let Some(cell) = self.plugin.settings.cells.parse(&asked.volume_id)
+            && cells::unstage(&self.plugin, &cell).await?
+        {
+            return Ok(());
+        }
         let work = move |world: &World<'_>| {
             let _lock = lock;
             let id = &asked.volume_id;
@@ -175,7 +193,12 @@ impl Service {
         request::id(&asked.volume_id)?;
         let path = self.path("target_path", &asked.target_path)?;
         request::maps(&asked.publish_context, &asked.secrets)?;
-        let capability = request::capability(asked.volume_capability.as_ref())?;
+        let cell = self.plugin.settings.cells.parse(&asked.volume_id);
+        let capability = request::capability(reach(&cell), asked.volume_capability.as_ref())?;
+        if cell.is_some() {
+            let front_end = cells::front_end(&self.plugin, &asked.volume_context)?;
+            cells::check_published(&asked.volume_id, front_end)?;
+        }
         let inline = request::is_ephemeral(&asked.volume_context);
         let spec = if inline {
             None
@@ -283,12 +306,18 @@ impl Service {
         let keys = Keys::take(&mut asked.secrets)?;
         let range = Range::parse("capacity_range", asked.capacity_range.as_ref())?;
         if asked.volume_capability.is_some() {
-            let wire = asked.volume_capability.as_ref();
-            crate::capability::Capability::parse("volume_capability", wire)?;
+            let (wire, cell) = (asked.volume_capability.as_ref(), &asked.volume_id);
+            let reach = reach(&self.plugin.settings.cells.parse(cell));
+            crate::capability::Capability::parse_for(reach, "volume_capability", wire)?;
         }
         let id = asked.volume_id.clone();
         let place = self.place_of_any(&id)?;
         let lock = self.plugin.locks.take(&id)?;
+        if let Some(cell) = self.plugin.settings.cells.parse(&id)
+            && let Some(capacity_bytes) = cells::expand(&self.plugin, &cell, &range).await?
+        {
+            return Ok(proto::NodeExpandVolumeResponse { capacity_bytes });
+        }
         let path = self.path("volume_path", &asked.volume_path);
         let work = move |world: &World<'_>| {
             let _lock = lock;
@@ -338,6 +367,11 @@ fn through<T>(
     encryption::through(world, id, place, (is_encrypted, opening), |world| {
         kata::through(world, id, place, image, act)
     })
+}
+
+/// Which nodes reach a volume: all of a group where it is in a cell.
+const fn reach(cell: &Option<CellId>) -> Reach {
+    if cell.is_some() { Reach::Group } else { Reach::Node }
 }
 
 /// A path that is refused is one that the volume was never at.

@@ -26,7 +26,7 @@ pub fn repeat(one: Mode, other: Mode) -> bool {
 /// literal meaning.
 fn bears(one: Mode, other: Mode, strict: bool) -> bool {
     match (one, other) {
-        (Mode::MultiWriter, Mode::MultiWriter) => true,
+        (Mode::MultiWriter, Mode::MultiWriter) | (Mode::ManyNodes, Mode::ManyNodes) => true,
         (Mode::Writer | Mode::MultiWriter, Mode::Writer | Mode::MultiWriter)
         | (Mode::ReaderOnly, Mode::ReaderOnly) => !strict,
         _ => false,

@@ -12,6 +12,7 @@ use blockd_csi_base::bytes::Bytes;
 use tokio::runtime::Handle;
 use tonic::Code;
 
+use super::cells::refuse_standby;
 use super::host::{Host, devices};
 use super::mountinfo::Device;
 use super::records::{Place, Record, Records};
@@ -105,6 +106,22 @@ impl Real {
         format!("{:032x}", xxhash_rust::xxh3::xxh3_128(name.as_bytes()))
     }
 
+    /// A volume that is attached as a block device, which has to be served.
+    fn served(&self, place: &Place, volume: &v1::Volume) -> Result<Volume> {
+        let attached = shown(volume);
+        match &attached.device {
+            Some(device) if volume.device_problem.is_empty() => devices::is_node(device)?,
+            _ => {
+                let problem = blockd_csi_base::error::shown(&volume.device_problem);
+                return Err(Error::Unavailable {
+                    address: self.plugin.daemon.address(),
+                    problem: format!("the device of {} is not served: {problem}", place.name),
+                });
+            }
+        }
+        Ok(attached)
+    }
+
     fn find(&self, place: &Place) -> Result<Option<v1::Volume>> {
         let found = self.wait(self.plugin.daemon.find_volume(&place.pool, &place.name))?;
         Ok(found.filter(|volume| volume.kind() == VolumeKind::Volume))
@@ -176,8 +193,11 @@ impl Volumes for Real {
     }
 
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
-        if let Some(volume) = self.find(place)?.filter(|volume| shown(volume).own) {
-            return attach_own(&volume, read_only);
+        match self.find(place)? {
+            Some(volume) if shown(&volume).own => return attach_own(&volume, read_only),
+            // It is attached already, while its cell is on another node.
+            Some(volume) if volume.standby => return self.served(place, &volume),
+            _ => {}
         }
         tracing::debug!(volume = place.name, read_only, "attach");
         let request = v1::AttachVolumeRequest {
@@ -188,19 +208,7 @@ impl Volumes for Real {
             ..Default::default()
         };
         let answer = self.wait(self.plugin.daemon.attach_volume(request))?;
-        let volume = answer.volume.unwrap_or_default();
-        let attached = shown(&volume);
-        match &attached.device {
-            Some(device) if volume.device_problem.is_empty() => devices::is_node(device)?,
-            _ => {
-                let problem = blockd_csi_base::error::shown(&volume.device_problem);
-                return Err(Error::Unavailable {
-                    address: self.plugin.daemon.address(),
-                    problem: format!("the device of {} is not served: {problem}", place.name),
-                });
-            }
-        }
-        Ok(attached)
+        self.served(place, &answer.volume.unwrap_or_default())
     }
 
     fn detach(&self, place: &Place) -> Result<()> {
@@ -219,12 +227,14 @@ impl Volumes for Real {
     }
 
     fn enlarge(&self, place: &Place, range: &Range) -> Result<Option<Volume>> {
-        if !self.plugin.settings.expand_on_node {
+        let is_in_cell = self.plugin.settings.cells.has_pool(&place.pool);
+        if !self.plugin.settings.expand_on_node && !is_in_cell {
             return Ok(None);
         }
         tracing::debug!(volume = place.name, "enlarge");
         let absent = || Error::not_found("volume", &place.name);
         let volume = self.find(place)?.ok_or_else(absent)?;
+        refuse_standby(&place.name, &volume)?;
         let volume = self.wait(provision::expand(&self.plugin, volume, range))?;
         Ok(Some(shown(&volume)))
     }

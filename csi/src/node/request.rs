@@ -14,7 +14,7 @@ use super::paths::{self, Refused};
 use super::records::Place;
 use super::steps::FileSystemSpec;
 use super::world::{Result, Wanted};
-use crate::capability::{Access, Capability, FileSystem, Mount};
+use crate::capability::{Access, Capability, FileSystem, Mount, Reach};
 use crate::error::Error;
 use crate::limits;
 use crate::parameters;
@@ -77,6 +77,9 @@ pub fn plain_paths(path: &str, staging: &str) -> Result<()> {
 /// Where the daemon has a volume of this id; `None` when it can't exist.
 #[must_use]
 pub fn place(plugin: &Plugin, id: &str) -> Option<Place> {
+    if let Some(id) = plugin.settings.cells.parse(id) {
+        return Some(Place { pool: id.cell, name: id.volume });
+    }
     let id = plugin.settings.names.parse_volume(id)?;
     Some(Place { pool: id.pool, name: id.name })
 }
@@ -85,8 +88,11 @@ pub fn place(plugin: &Plugin, id: &str) -> Option<Place> {
 ///
 /// # Errors
 /// The capability is missing, malformed, or not supported.
-pub fn capability(wire: Option<&crate::proto::VolumeCapability>) -> Result<Capability> {
-    let parsed = Capability::parse("volume_capability", wire);
+pub fn capability(
+    reach: Reach,
+    wire: Option<&crate::proto::VolumeCapability>,
+) -> Result<Capability> {
+    let parsed = Capability::parse_for(reach, "volume_capability", wire);
     parsed.map_err(crate::capability::Refusal::exceeds)
 }
 

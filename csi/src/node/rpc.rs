@@ -1,5 +1,6 @@
 //! The calls of the node service: each runs as a task of the plugin's.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::{Request, Response, Status};
@@ -7,8 +8,9 @@ use tonic::{Request, Response, Status};
 use super::Service;
 use super::host::devices;
 use super::world::Result;
+use crate::cells::known_names;
 use crate::config::Config;
-use crate::plugin::Call;
+use crate::plugin::{Call, Settings};
 use crate::proto;
 use crate::proto::node_server::Node;
 use crate::proto::node_service_capability::{self, Rpc, rpc};
@@ -115,12 +117,19 @@ impl Node for Service {
         request: Request<proto::NodeGetInfoRequest>,
     ) -> Result<Response<proto::NodeGetInfoResponse>, Status> {
         let call = Call::new("NodeGetInfo", &request, "").quiet();
-        let place = &self.plugin.settings.place;
-        let answer = proto::NodeGetInfoResponse {
-            node_id: place.node.clone(),
-            max_volumes_per_node: devices::most_devices(),
-            accessible_topology: Some(place.to_wire()),
+        let plugin = Arc::clone(&self.plugin);
+        let work = async move {
+            let Settings { place, cells, state_dir, .. } = &plugin.settings;
+            let mut topology = place.to_wire();
+            for group in known_names(&plugin.daemon, state_dir).await {
+                topology.segments.extend(cells.topology(&group).segments);
+            }
+            Ok(proto::NodeGetInfoResponse {
+                node_id: place.node.clone(),
+                max_volumes_per_node: devices::most_devices(),
+                accessible_topology: Some(topology),
+            })
         };
-        self.plugin.run(call, async { Ok(answer) }).await
+        self.plugin.run(call, work).await
     }
 }

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::print;
 use super::pv::{List, PersistentVolume};
+use crate::cells::is_cell;
 use crate::daemon::Daemon;
 use crate::error::Error;
 use crate::ids::{Kind, Names, VolumeId};
@@ -196,7 +197,9 @@ impl Options {
             }
         }
         let is_ours = |one: &&v1::Volume| {
-            one.kind() == v1::VolumeKind::Volume && names.kind(&one.name) == Kind::Volume
+            let is_volume = one.kind() == v1::VolumeKind::Volume;
+            // One in a cell may be of another node's claim, and has another id.
+            is_volume && names.kind(&one.name) == Kind::Volume && !is_cell(&one.pool)
         };
         let (mut orphans, mut matched) = (Vec::new(), 0);
         for one in all.iter().filter(is_ours) {

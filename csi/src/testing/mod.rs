@@ -17,6 +17,7 @@ use blockd_csi_base::options::DEFAULT_DRIVER;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 
+use crate::cells::Cells;
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::ids::Names;
@@ -24,7 +25,7 @@ use crate::parameters::Keys;
 use crate::plugin::{Plugin, Settings, Streams};
 use crate::topology::Place;
 
-pub(crate) use self::fake::{Fake, StreamStep};
+pub(crate) use self::fake::{Cell, Fake, StreamStep};
 pub(crate) use self::pmem::Memory;
 
 /// 2^20.
@@ -68,10 +69,12 @@ impl Rig {
     /// The same with these bounds for streams.
     pub(crate) fn plugin_with(&self, streams: Streams) -> Arc<Plugin> {
         let names = Names::new(DEFAULT_DRIVER);
+        let config = Config::parse(&self.configuration, &names).unwrap();
         let settings = Settings {
             driver: DEFAULT_DRIVER.to_owned(),
             place: Place::new(DEFAULT_DRIVER, "n1"),
-            config: Config::parse(&self.configuration, &names).unwrap(),
+            cells: Cells::new(DEFAULT_DRIVER, &config.cluster),
+            config,
             names,
             keys: Keys::new(DEFAULT_DRIVER),
             kubelet_dir: self.folder.join("kubelet"),

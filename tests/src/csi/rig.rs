@@ -53,6 +53,8 @@ pub struct Settings {
     pub config: String,
     /// Empty: as it is built.
     pub driver_name: String,
+    /// The node's name.
+    pub node: String,
     /// More words for the plugin's command line.
     pub words: Vec<String>,
     /// A script of a shell that prepares the plugin's surroundings in a mount namespace of its own,
@@ -76,6 +78,7 @@ impl Default for Settings {
             daemon,
             config: String::new(),
             driver_name: String::new(),
+            node: "node-a".to_owned(),
             words: Vec::new(),
             launcher: String::new(),
             variables: Vec::new(),
@@ -152,6 +155,7 @@ pub struct Plugin {
     runtime: Folder,
     blockd_socket: PathBuf,
     driver_name: String,
+    node: String,
     words: Vec<String>,
     launcher: String,
     variables: Vec<(String, String)>,
@@ -178,6 +182,7 @@ impl Plugin {
             runtime: Folder::below(Path::new("/dev/shm"), name)?,
             blockd_socket: blockd_socket.to_path_buf(),
             driver_name: settings.driver_name.clone(),
+            node: settings.node.clone(),
             words: settings.words.clone(),
             launcher: settings.launcher.clone(),
             variables: settings.variables.clone(),
@@ -232,7 +237,7 @@ impl Plugin {
             command.env("HOME_FOLDER", &self.home);
             command
         };
-        command.arg("--endpoint").arg(self.endpoint()).args(["--node-id", "node-a"]);
+        command.arg("--endpoint").arg(self.endpoint()).args(["--node-id", &self.node]);
         command.arg("--blockd-socket").arg(&self.blockd_socket);
         command.arg("--config").arg(self.config());
         command.arg("--kubelet-dir").arg(self.kubelet_dir());

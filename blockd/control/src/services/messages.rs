@@ -12,6 +12,7 @@ use blockd_media::units::{GIB, from_wire, hex, to_wire, to_wire_gb};
 use blockd_media::{DeviceInfo, DeviceKind, Durability};
 use blockd_serve::ublk::control::DeviceView;
 
+use super::attachments::Record;
 use super::devices::{AttachWish, FrontEnd};
 use super::evacuation::evacuation;
 use super::folds::folds;
@@ -173,23 +174,57 @@ impl Control {
         volumes.into_iter().map(describe).collect()
     }
 
+    /// How clients reach an attached volume: its device, or its URIs of NBD.
+    fn describe_attachment(
+        &self,
+        record: &Record,
+        pool: &[u8; 16],
+    ) -> (v1::FrontEnd, DeviceView, Vec<String>) {
+        if record.ublk.is_some() {
+            let device = self.described_device(pool, VolumeId(record.id));
+            return (v1::FrontEnd::Ublk, device, Vec::new());
+        }
+        let export = self.export_name(&record.pool, &record.volume);
+        let uris = self.0.nbd.read().iter().map(|address| address.uri(&export)).collect();
+        (v1::FrontEnd::Nbd, DeviceView::default(), uris)
+    }
+
+    /// A volume that is attached here while its cell is on another host: what clients see of it.
+    pub(super) fn describe_on_standby(&self, record: &Record) -> v1::Volume {
+        let standby = record.standby.as_ref();
+        let id = super::standby::pool_id(record).unwrap_or_default();
+        let (front_end, device, nbd_uris) = self.describe_attachment(record, &id);
+        let (device_major, device_minor) = device.numbers.unwrap_or_default();
+        v1::Volume {
+            name: record.volume.clone(),
+            pool: record.pool.clone(),
+            id: record.id,
+            kind: v1::VolumeKind::Volume.into(),
+            size_bytes: to_wire(standby.map_or(0, |it| it.size)),
+            block_size: standby.map_or(0, |it| it.block_size),
+            attached: true,
+            read_only: record.read_only,
+            front_end: front_end.into(),
+            device_path: device.path.map(|path| path.display().to_string()).unwrap_or_default(),
+            device_major,
+            device_minor,
+            device_problem: device.problem.unwrap_or_default(),
+            nbd_uri: nbd_uris.first().cloned().unwrap_or_default(),
+            nbd_uris,
+            write_cache: standby.is_some_and(|it| it.write_cache),
+            standby: true,
+            ..Default::default()
+        }
+    }
+
     #[expect(deprecated, reason = "older clients read size_gb")]
     fn describe_volume(&self, pool: &PoolHandle, volume: VolumeSummary) -> v1::Volume {
         let attachment = self.0.attachments.get(pool.name(), &volume.name);
         let attachment = attachment.filter(|present| present.record.is_of(pool, volume.id));
-        let (front_end, device, nbd_uris) = match &attachment {
-            None => (v1::FrontEnd::Unspecified, DeviceView::default(), Vec::new()),
-            Some(present) if present.record.ublk.is_some() => {
-                let device = self.described_device(&pool.id(), volume.id);
-                (v1::FrontEnd::Ublk, device, Vec::new())
-            }
-            Some(_) => {
-                let export = self.export_name(pool.name(), &volume.name);
-                let addresses = self.0.nbd.read();
-                let uris = addresses.iter().map(|address| address.uri(&export)).collect();
-                (v1::FrontEnd::Nbd, DeviceView::default(), uris)
-            }
-        };
+        let (front_end, device, nbd_uris) = attachment
+            .as_ref()
+            .map(|present| self.describe_attachment(&present.record, &pool.id()))
+            .unwrap_or_default();
         let (device_major, device_minor) = device.numbers.unwrap_or_default();
         let is_snapshot = volume.kind == VolumeKind::Snapshot;
         let exclusive = volume.exclusive.unwrap_or(0);

@@ -271,13 +271,18 @@ impl Control {
         if self.0.stopping.load(Ordering::SeqCst) {
             return Err(Error::in_use(format!("cell {name}"), "is on a daemon that ends"));
         }
+        if asked.only_unused {
+            self.refuse_attached(&name)?;
+        }
         match self.pool_in(&found) {
             Some(known) if known.is_closed() => {
                 self.refuse_unclosed(&group, &found).await?;
                 self.leave_waiting(&known.config.name).await;
                 self.forget_but_attachments(&known.config.name).await?;
             }
-            Some(known) => self.close_for_another(&group, &found, known).await?,
+            Some(known) => {
+                self.close_for_another(&group, &found, known, asked.only_unused).await?;
+            }
             // It was closed, and is held.
             None => self.refuse_unclosed(&group, &found).await?,
         }
@@ -291,6 +296,15 @@ impl Control {
         );
         self.events().publish(EventKind::CellReleased, name.as_str(), "", text);
         Ok(true)
+    }
+
+    /// Refuses a cell with a volume that is attached here, whether or not a client is connected: a
+    /// volume is used from its attachment on.
+    fn refuse_attached(&self, cell: &CellName) -> Result<(), Error> {
+        let attached = self.0.attachments.of_pool(cell.as_str());
+        let Some(one) = attached.first() else { return Ok(()) };
+        let problem = format!("is in use: its volume {} is attached", shown(&one.record.volume));
+        Err(Error::in_use(format!("cell {cell}"), problem))
     }
 
     /// Has the clients of a pool wait that was closed in order for another host, though that call
@@ -308,6 +322,7 @@ impl Control {
         group: &Group,
         cell: &Cell,
         known: Known,
+        only_unused: bool,
     ) -> Result<(), Error> {
         let pool = known.config.name.clone();
         let _name = self.0.making_pools.lock(&pool).await;
@@ -322,6 +337,10 @@ impl Control {
         self.await_stay(&pool).await;
         let all: Vec<_> = handle.mapper().summaries().into_iter().map(|one| one.name).collect();
         let _volumes = self.lock_all(&handle, &all).await;
+        // One may have been attached while this waited; none is from here on.
+        if only_unused {
+            self.refuse_attached(&cell.name)?;
+        }
         let attached = self.0.attachments.of_pool(&pool);
         self.refuse_mounted(&handle, &attached).await?;
         for one in &attached {

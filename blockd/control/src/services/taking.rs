@@ -22,6 +22,7 @@ const LEASE_WAIT: Duration = Duration::from_secs(200);
 const MAX_FENCES: usize = 3;
 /// Between two tries.
 const LEASE_PAUSE: Duration = Duration::from_secs(1);
+
 impl Control {
     /// Takes a cell, from a host that is fenced before if that is asked for, and opens its pool.
     pub(super) async fn take_cell(
@@ -40,6 +41,9 @@ impl Control {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
         if asked.fence && asked.handover {
             return Err(Error::invalid("handover", "true", "left out with fence"));
+        }
+        if asked.only_unused && !asked.handover {
+            return Err(Error::invalid("only_unused", "true", "left out without handover"));
         }
         let _one = self.lock_cell(&group, &name).await;
         self.join_group(&group).await?;
@@ -60,7 +64,7 @@ impl Control {
             && owner.host != group.host()
         {
             former = owner.host.0;
-            self.ask_for_cell(&group, &name, owner.host).await?;
+            self.ask_for_cell(&group, &name, owner.host, asked.only_unused).await?;
         }
         let cell = match (from, fenced) {
             (Some(owner), _) => self.take_from(&group, &name, owner, fenced).await?,
@@ -99,12 +103,14 @@ impl Control {
         group: &Arc<Group>,
         name: &CellName,
         host: HostNumber,
+        only_unused: bool,
     ) -> Result<(), Error> {
         let mut peer = self.peer(group, host).await?;
         let request = v1::HandOverCellRequest {
             group: group.name.clone(),
             name: name.to_string(),
             host: u32::from(group.host().0),
+            only_unused,
         };
         let handed = peer.hand_over_cell(request).await;
         handed.map(drop).map_err(|status| super::standby::refused(host, &status))

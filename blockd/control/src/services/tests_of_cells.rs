@@ -84,12 +84,8 @@ fn creation(name: &str) -> v1::CreateCellRequest {
 }
 
 fn taking(name: &str, fence: bool) -> v1::TakeCellRequest {
-    v1::TakeCellRequest {
-        group: GROUP.to_owned(),
-        name: name.to_owned(),
-        fence,
-        ..Default::default()
-    }
+    let (group, name) = (GROUP.to_owned(), name.to_owned());
+    v1::TakeCellRequest { group, name, fence, ..Default::default() }
 }
 
 fn releasing(name: &str) -> v1::ReleaseCellRequest {
@@ -521,7 +517,45 @@ async fn attached() -> Hosts {
 }
 
 fn handing() -> v1::HandOverCellRequest {
-    v1::HandOverCellRequest { group: GROUP.to_owned(), name: "one".to_owned(), host: 2 }
+    let (group, name) = (GROUP.to_owned(), "one".to_owned());
+    v1::HandOverCellRequest { group, name, host: 2, only_unused: false }
+}
+
+#[tokio::test]
+async fn a_cell_with_an_attached_volume_is_in_use_without_a_client_too() {
+    let mut hosts = attached().await;
+    let unused = || v1::HandOverCellRequest { only_unused: true, ..handing() };
+    let error = hosts.this.control.hand_over(unused()).await.unwrap_err();
+    let expected = "cell one is in use: its volume v is attached";
+    assert_eq!(error.to_string(), expected);
+    // Nor one whose pool was closed below its attachment.
+    let close = v1::ClosePoolRequest { name: "one".to_owned(), force: true };
+    hosts.this.client.close_pool(close).await.unwrap();
+    let error = hosts.this.control.hand_over(unused()).await.unwrap_err();
+    assert_eq!(error.to_string(), expected);
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    let (name, pool) = ("v".to_owned(), "one".to_owned());
+    let detach = v1::DetachVolumeRequest { name, pool, force: false };
+    hosts.this.client.detach_volume(detach).await.unwrap();
+    assert!(hosts.this.control.hand_over(unused()).await.unwrap());
+    let alone = v1::TakeCellRequest { only_unused: true, ..taking("one", false) };
+    let error = hosts.other.client.take_cell(alone).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_volume_on_standby_is_described_without_a_look_at_its_group() {
+    let mut hosts = attached().await;
+    let get = |name: &str| v1::GetVolumeRequest { name: name.to_owned(), pool: "one".to_owned() };
+    let found = hosts.this.client.get_volume(get("v")).await.unwrap().into_inner().volume.unwrap();
+    assert!(found.attached && !found.standby);
+    assert!(hosts.this.control.hand_over(handing()).await.unwrap());
+    let waits = hosts.this.client.get_volume(get("v")).await.unwrap().into_inner().volume.unwrap();
+    assert!(waits.attached && waits.standby);
+    assert_eq!((waits.id, waits.size_bytes), (found.id, found.size_bytes));
+    assert_eq!((waits.front_end, waits.nbd_uris), (found.front_end, found.nbd_uris));
+    let error = hosts.this.client.get_volume(get("w")).await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
 }
 
 #[tokio::test]

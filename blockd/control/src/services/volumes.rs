@@ -360,6 +360,14 @@ impl Control {
     /// One volume.
     pub(super) async fn get_volume(&self, pool: &str, name: &str) -> Result<v1::Volume, Error> {
         checked_name(name)?;
+        // Its cell is on another host, whose LUN may hang: nothing but what is remembered here is
+        // asked.
+        if self.known(pool).is_err()
+            && let Some(attached) = self.0.attachments.get(pool, name)
+            && attached.waits()
+        {
+            return Ok(self.describe_on_standby(&attached.record));
+        }
         self.describe(&self.pool(pool)?, name).await
     }
 

@@ -1,5 +1,6 @@
 //! The controller on a daemon that keeps volumes in memory.
 
+mod cells;
 mod classes;
 mod cuts;
 mod encryption;

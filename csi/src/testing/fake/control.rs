@@ -112,12 +112,7 @@ control! {
         stats: StatsRequest -> StatsResponse;
         add_volume_group: AddVolumeGroupRequest -> AddVolumeGroupResponse;
         remove_volume_group: RemoveVolumeGroupRequest -> RemoveVolumeGroupResponse;
-        list_volume_groups: ListVolumeGroupsRequest -> ListVolumeGroupsResponse;
-        create_cell: CreateCellRequest -> CreateCellResponse;
-        take_cell: TakeCellRequest -> TakeCellResponse;
-        stand_by: StandByRequest -> StandByResponse;
         release_cell: ReleaseCellRequest -> ReleaseCellResponse;
-        delete_cell: DeleteCellRequest -> DeleteCellResponse;
         lose_volume_group: LoseVolumeGroupRequest -> LoseVolumeGroupResponse;
         list_nodes: ListNodesRequest -> ListNodesResponse;
         node_status: NodeStatusRequest -> NodeStatusResponse;
@@ -136,8 +131,11 @@ control! {
     create_volume: CreateVolumeRequest -> CreateVolumeResponse = State::create;
     delete_volume: DeleteVolumeRequest -> DeleteVolumeResponse = State::delete;
     get_volume: GetVolumeRequest -> GetVolumeResponse = |state, asked| {
-        let volume = Some(state.get(&asked.pool, &asked.name)?.clone());
-        Ok(v1::GetVolumeResponse { volume })
+        let volume = match state.on_standby(&asked.pool, &asked.name) {
+            Some(standby) => standby,
+            None => state.get(&asked.pool, &asked.name)?.clone(),
+        };
+        Ok(v1::GetVolumeResponse { volume: Some(volume) })
     };
     list_volumes: ListVolumesRequest -> ListVolumesResponse = State::list;
     health: HealthRequest -> HealthResponse = State::health;
@@ -145,6 +143,11 @@ control! {
     configure_volume: ConfigureVolumeRequest -> ConfigureVolumeResponse = State::configure;
     create_snapshots: CreateSnapshotsRequest -> CreateSnapshotsResponse = State::snapshot;
     clone_volume: CloneVolumeRequest -> CloneVolumeResponse = State::clone_volume;
+    list_volume_groups: ListVolumeGroupsRequest -> ListVolumeGroupsResponse = State::groups;
+    create_cell: CreateCellRequest -> CreateCellResponse = State::create_cell;
+    take_cell: TakeCellRequest -> TakeCellResponse = State::take_cell;
+    stand_by: StandByRequest -> StandByResponse = State::stand_by;
+    delete_cell: DeleteCellRequest -> DeleteCellResponse = State::delete_cell;
 }
 
 #[cfg(test)]

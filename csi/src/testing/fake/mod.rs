@@ -1,5 +1,6 @@
 //! A daemon in memory, and how it goes wrong.
 
+mod cells;
 mod control;
 mod state;
 
@@ -10,12 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use blockd_api::v1::{self, VolumeKind};
+use blockd_api::v1::{self, ErrorKind, VolumeKind};
 use parking_lot::Mutex;
 use tokio_stream::Stream;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::pmem::Memory;
+
+pub(crate) use self::cells::Cell;
 
 /// Keeps volumes in memory.
 #[derive(Clone)]
@@ -44,6 +47,9 @@ struct State {
     streams: Arc<Streams>,
     /// Pools in persistent memory.
     memory: BTreeMap<String, Memory>,
+    groups: BTreeMap<String, cells::Group>,
+    /// The call that is refused from now on.
+    refuses: Option<&'static str>,
 }
 
 /// The message of that number, to that request.
@@ -199,6 +205,11 @@ impl Fake {
         };
     }
 
+    /// Refuses calls of that name from now on; `None`: none.
+    pub(crate) fn refuse(&self, call: Option<&'static str>) {
+        self.0.lock().refuses = call;
+    }
+
     /// Knows nothing of health, as daemons did once.
     pub(crate) fn is_old(&self, is_old: bool) {
         self.0.lock().is_old = is_old;
@@ -230,7 +241,10 @@ impl Fake {
         if dies.is_some_and(|(_, done)| !done) {
             return Err(Status::unavailable("dies before"));
         }
-        let answer = act(&mut state, request.into_inner());
+        let answer = match state.refuses == Some(name) {
+            true => Err(state::refused(ErrorKind::InUse, Code::FailedPrecondition, name)),
+            false => act(&mut state, request.into_inner()),
+        };
         if dies.is_some() {
             return Err(Status::unavailable("dies after"));
         }

@@ -12,14 +12,14 @@ use super::{Ranges, State};
 /// Extents of the pools.
 const EXTENT: u32 = 65_536;
 
-fn refused(kind: ErrorKind, code: Code, message: impl Into<String>) -> Status {
+pub(super) fn refused(kind: ErrorKind, code: Code, message: impl Into<String>) -> Status {
     let message = message.into();
     let detail =
         v1::ErrorDetail { kind: kind.into(), message: message.clone(), ..Default::default() };
     Status::with_details(code, message, detail.encode_to_vec().into())
 }
 
-fn absent(name: &str) -> Status {
+pub(super) fn absent(name: &str) -> Status {
     refused(ErrorKind::NotFound, Code::NotFound, format!("{name} does not exist"))
 }
 
@@ -370,6 +370,8 @@ impl State {
         let volumes = self.volumes.values();
         let volumes = volumes.filter(|one| asked.pool.is_empty() || one.pool == asked.pool);
         let volumes = volumes.filter(|one| !self.failed.contains(&one.pool));
+        // Cells on other hosts are no pools here.
+        let volumes = volumes.filter(|one| self.pools.iter().any(|pool| pool.0 == one.pool));
         Ok(v1::ListVolumesResponse { volumes: volumes.cloned().collect(), releasing: Vec::new() })
     }
 }

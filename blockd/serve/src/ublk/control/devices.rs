@@ -299,7 +299,10 @@ impl Devices {
         let number = entry.seen.lock().number;
         match number.map_or(Ok(()), |number| self.kit.unused(number)) {
             Err(DeviceError::InUse { device, mut users }) => {
-                users.retain(|user| !matches!(user, users::User::Process { .. }));
+                users.retain(|user| {
+                    let is_process = matches!(user, users::User::Process { .. });
+                    !is_process && !users::is_idle_loop(&self.kit.places, user)
+                });
                 match users.is_empty() {
                     true => Ok(()),
                     false => Err(DeviceError::InUse { device, users }),

@@ -148,6 +148,14 @@ fn loops(places: &Places, parts: &[(String, String)], paths: &[String], found: &
     }
 }
 
+/// Whether a user is a loop device that has no user of its own, as the kubelet keeps one over each
+/// raw block volume and reads nothing through it.
+pub(super) fn is_idle_loop(places: &Places, user: &User) -> bool {
+    let User::Holder(name) = user else { return false };
+    let is_loop = places.sys_block.join(name).join("loop").exists();
+    is_loop && users(places, name).is_empty()
+}
+
 fn processes(places: &Places, parts: &[(String, String)], paths: &[String], found: &mut Vec<User>) {
     let mut namespaces = std::collections::BTreeSet::new();
     let mut pids: Vec<u32> = fs::read_dir(&places.proc)
@@ -243,13 +251,16 @@ mod tests {
             fs::write(self.0.join(path), text).unwrap();
         }
 
-        fn users(&self) -> Vec<String> {
-            let places = Places {
+        fn places(&self) -> Places {
+            Places {
                 proc: self.0.join("proc"),
                 sys_block: self.0.join("sys"),
                 dev: self.0.join("dev"),
-            };
-            users(&places, "ublkb3").iter().map(User::to_string).collect()
+            }
+        }
+
+        fn users(&self) -> Vec<String> {
+            users(&self.places(), "ublkb3").iter().map(User::to_string).collect()
         }
     }
 
@@ -307,6 +318,20 @@ mod tests {
         fake.file("proc/self/mountinfo", table);
         let expected = [0, 2, 3].map(|number| format!("part of block device loop{number}"));
         assert_eq!(fake.users(), expected);
+    }
+
+    #[test]
+    fn a_loop_device_with_a_mount_is_not_idle() {
+        let fake = Fake::new("users-idle");
+        fake.file("sys/loop0/loop/backing_file", "/dev/ublkb3\n");
+        fake.file("sys/loop0/dev", "7:0\n");
+        fake.folder("sys/ublkb3/holders/dm-0");
+        let is_idle = |name: &str| is_idle_loop(&fake.places(), &User::Holder(name.to_owned()));
+        assert!(is_idle("loop0"));
+        assert!(!is_idle("dm-0"));
+        assert!(!is_idle_loop(&fake.places(), &User::Swap));
+        fake.file("proc/1/mountinfo", "21 1 7:0 / /mnt rw - ext4 /dev/loop0 rw\n");
+        assert!(!is_idle("loop0"));
     }
 
     #[test]

@@ -1,0 +1,116 @@
+//! Volumes in cells of their own: before one is staged, its cell comes to this node, or the volume
+//! is attached on standby. Nothing but that looks at the volume group, which may hang.
+
+use std::collections::HashMap;
+
+use blockd_api::v1::{self, FrontEnd};
+
+use super::world::Result;
+use crate::capability::{Capability, Mode};
+use crate::cells::{self, Aim, CellId};
+use crate::error::Error;
+use crate::parameters;
+use crate::plugin::Plugin;
+use crate::provision;
+use crate::sizes::Range;
+
+/// Prepares to stage a volume. With the front end of NBD it is staged then.
+///
+/// # Errors
+/// NOT_FOUND: there is no such cell. FAILED_PRECONDITION: another node uses it.
+pub(super) async fn stage(
+    plugin: &Plugin,
+    id: &CellId,
+    capability: &Capability,
+    front_end: FrontEnd,
+) -> Result<()> {
+    let aim = match capability.mode {
+        Mode::ManyNodes => Aim::Shared(front_end),
+        _ => Aim::Alone,
+    };
+    cells::bring(&plugin.daemon, &plugin.settings.place.node, id, aim).await?;
+    if front_end != FrontEnd::Nbd {
+        return Ok(());
+    }
+    if !capability.is_block() {
+        let allowed = "block with front-end: nbd, which makes no device to mount";
+        return Err(Error::invalid("volume_capability.access_type", "mount", allowed));
+    }
+    if plugin.daemon.find_volume(&id.cell, &id.volume).await?.is_some_and(|it| it.standby) {
+        return Ok(());
+    }
+    let request = v1::AttachVolumeRequest {
+        name: id.volume.clone(),
+        pool: id.cell.clone(),
+        read_only: capability.mode == Mode::ReaderOnly,
+        front_end: FrontEnd::Nbd.into(),
+        ..Default::default()
+    };
+    plugin.daemon.attach_volume(request).await.map(drop)
+}
+
+/// Ends the export of a volume that is staged over NBD. False: it is not.
+///
+/// # Errors
+/// FAILED_PRECONDITION: clients are connected.
+pub(super) async fn unstage(plugin: &Plugin, id: &CellId) -> Result<bool> {
+    let found = plugin.daemon.find_volume(&id.cell, &id.volume).await?;
+    if !found.is_some_and(|volume| volume.attached && volume.front_end() == FrontEnd::Nbd) {
+        return Ok(false);
+    }
+    let request =
+        v1::DetachVolumeRequest { name: id.volume.clone(), pool: id.cell.clone(), force: false };
+    match plugin.daemon.detach_volume(request).await {
+        Err(error) if !error.is_absent() => Err(error),
+        _ => Ok(true),
+    }
+}
+
+/// Makes a volume larger that is staged over NBD. `None`: it is not.
+///
+/// # Errors
+/// FAILED_PRECONDITION: its cell is on another node. Or the volume can't have that size.
+pub(super) async fn expand(plugin: &Plugin, id: &CellId, range: &Range) -> Result<Option<i64>> {
+    let found = plugin.daemon.find_volume(&id.cell, &id.volume).await?;
+    let is_exported = |volume: &v1::Volume| volume.attached && volume.front_end() == FrontEnd::Nbd;
+    let Some(volume) = found.filter(is_exported) else { return Ok(None) };
+    refuse_standby(&id.to_string(), &volume)?;
+    let volume = provision::expand(plugin, volume, range).await?;
+    Ok(Some(plugin.capacity(&volume).get()))
+}
+
+/// Refuses to make a volume larger whose cell is on another node.
+///
+/// # Errors
+/// FAILED_PRECONDITION.
+pub(super) fn refuse_standby(id: &str, volume: &v1::Volume) -> Result<()> {
+    if !volume.standby {
+        return Ok(());
+    }
+    let problem = "is attached on standby: it grows on the node that has its cell, and shows its \
+                   new size here when the cell comes";
+    Err(Error::in_use(format_args!("volume {id}"), problem))
+}
+
+/// How a volume is attached, by its context.
+///
+/// # Errors
+/// The context has another value.
+pub(super) fn front_end(plugin: &Plugin, context: &HashMap<String, String>) -> Result<FrontEnd> {
+    let key = plugin.settings.keys.front_end();
+    let Some(name) = context.get(&key) else { return Ok(FrontEnd::Ublk) };
+    parameters::front_end(&format!("volume_context.{key}"), name)
+}
+
+/// Refuses to publish a volume that has no device.
+///
+/// # Errors
+/// FAILED_PRECONDITION, with `front-end: nbd`.
+pub(super) fn check_published(id: &str, front_end: FrontEnd) -> Result<()> {
+    if front_end != FrontEnd::Nbd {
+        return Ok(());
+    }
+    let problem = "has front-end: nbd and so no device to publish: clients connect to its export, \
+                   which `blockd show` names";
+    Err(Error::in_use(format_args!("volume {id}"), problem))
+}
