@@ -168,7 +168,10 @@ pub(super) async fn get(
     limits::required("volume_id", &request.volume_id)?;
     let (id, volume) = match plugin.volume(&request.volume_id).await {
         Ok(found) => found,
-        Err(Error::InUse { .. }) if plugin.settings.cells.parse(&request.volume_id).is_some() => {
+        // Its cell is on another node, or its pool has failed here.
+        Err(Error::InUse { .. } | Error::Daemon(_))
+            if plugin.settings.cells.parse(&request.volume_id).is_some() =>
+        {
             return get_unopened(&plugin, &request.volume_id).await;
         }
         Err(error) => of_failed_pool(&plugin, &request.volume_id, error).await?,

@@ -250,6 +250,13 @@ async fn volumes_whose_cell_is_elsewhere_are_listed_found_and_confirmed() {
     assert!(validate(&asked).await.confirmed.is_some());
     asked.volume_capabilities = vec![mount(Mode::MultiNodeMultiWriter)];
     assert!(validate(&asked).await.message.contains("H14"));
+    // A pool that failed here is no loss of the volume.
+    let cell = id(&service, &here).cell;
+    rig.fake.fail_pool(&cell, true);
+    let condition = get(&here.volume_id).await.unwrap().status.unwrap().volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("is not open"), "{condition:?}");
+    assert_eq!(list(&service).await, all);
+    rig.fake.fail_pool(&cell, false);
     let gone = service.plugin.settings.cells.id(GROUP, "none").to_string();
     assert_eq!(get(&gone).await.unwrap_err().code(), Code::NotFound);
     // A group that can't be used hides nothing that is open here.

@@ -104,7 +104,7 @@ impl State {
                 holder: it.holder,
                 state: match it.holder {
                     0 => CellState::Free,
-                    HOST if it.is_begun => CellState::Held,
+                    HOST if it.is_begun || self.failed.contains(cell) => CellState::Held,
                     HOST => CellState::Open,
                     _ => CellState::Elsewhere,
                 }
