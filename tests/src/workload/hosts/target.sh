@@ -35,11 +35,12 @@ array_iscsi() {
     put 0 "$group/attrib/authentication" && put 1 "$group/enable"
 }
 
-# keep: reservations that outlive a loss of power are on the array's own disk.
+# keep: reservations that outlive a loss of power are on the array's own disk. LIO writes them without
+# a sync of its own.
 keep() {
     mkdir -p /keep /var/target /etc/target
-    if ! mount -t ext4 /dev/vdb /keep 2>/dev/null; then
-        mkfs.ext4 -q /dev/vdb && mount -t ext4 /dev/vdb /keep || return
+    if ! mount -t ext4 -o sync,dirsync /dev/vdb /keep 2>/dev/null; then
+        mkfs.ext4 -q /dev/vdb && mount -t ext4 -o sync,dirsync /dev/vdb /keep || return
     fi
     mkdir -p /keep/pr && ln -s /keep/pr /var/target/pr && ln -s /keep/pr /etc/target/pr
 }
