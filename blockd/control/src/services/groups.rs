@@ -13,7 +13,7 @@ use blockd_hosts::simulated::Member;
 use blockd_hosts::{
     CellName, Coordinator, Device, Fence, HostNumber, HostsError, Key, Reservations, folder, lvm,
 };
-use blockd_media::error::{Error, shown};
+use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::pool::boot_id;
 use blockd_media::units::hex;
 use parking_lot::{Mutex, RwLock};
@@ -197,6 +197,11 @@ impl Group {
     /// This incarnation may not use the group any more, which could not be remembered.
     pub(super) fn lose_for_now(&self) {
         self.member.lock().lose();
+    }
+
+    /// Whether this host has registered in this boot, and may use the group once its locks work.
+    fn awaits_locks(&self) -> bool {
+        !self.is_lost() && self.member().is_registered()
     }
 
     /// Whether this incarnation may not use the group any more.
@@ -630,8 +635,14 @@ impl Control {
         if let Some(known) = self.0.groups.get(name) {
             refuse_other_folder(&known, folder)?;
             refuse_other_host(&known, asked.host)?;
-            self.join_group(&known).await?;
-            return Ok(false);
+            return match self.join_group(&known).await {
+                // As after a boot: it has registered, and its locks are started next.
+                Err(error) if known.awaits_locks() && error.kind() == ErrorKind::InUse => {
+                    tracing::info!(group = name, %error, "registered; the group's locks are awaited");
+                    Ok(false)
+                }
+                joined => joined.map(|()| false),
+            };
         }
         let backend = Backend::of(name, folder.as_deref(), host);
         let group = Arc::new(Group::new(Membership::new(name, folder), backend));
