@@ -261,6 +261,7 @@ impl Control {
                 self.close_pool(name, How::Call { force: true }).await.map_err(Error::from)?;
             }
             self.reopen_pool(name).await?;
+            self.note_taking(group, &cell.name, None).await?;
             return Ok(0);
         }
         let device = cell.path.clone();
@@ -271,8 +272,11 @@ impl Control {
         let (config, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
         let own = self.node().map_or(0, |node| node.number());
         let mut changes = 0;
-        if group.member().is_taking(&cell.name) {
+        if let Some(key) = group.member().taking(&cell.name) {
             if !newest.clean {
+                if newest.node != own {
+                    self.refuse_returned(group, &cell.name, key).await?;
+                }
                 // H7: a loss of power of the host that had it, which may have this one's number
                 // where both are daemons of one machine.
                 let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
@@ -280,8 +284,7 @@ impl Control {
                     blocking(move || recover(&taken, &dir, own, newest.node, true)).await?;
                 changes = recovered.log_changes;
             }
-            let name = cell.name.clone();
-            self.note_in_group(group, move |member| member.set_taking(&name, None)).await?;
+            self.note_taking(group, &cell.name, None).await?;
         }
         let _name = self.0.making_pools.lock(cell.name.as_str()).await;
         self.open_found(config, newest.pool_id).await?;
@@ -322,7 +325,7 @@ impl Control {
             return Ok(());
         }
         let (_, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
-        if newest.clean && !group.member().is_taking(&cell.name) {
+        if newest.clean && group.member().taking(&cell.name).is_none() {
             return Ok(());
         }
         let problem = "was not closed in order: `blockd cell take` opens it";

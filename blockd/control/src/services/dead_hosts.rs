@@ -340,14 +340,11 @@ impl HostCall<'_> {
             Holder::Other(owner) if ![self.host, group.host()].contains(&owner.host) => {
                 return Ok(done(v1::HostCellOutcome::Elsewhere, 0));
             }
-            Holder::Other(owner) if found.is_new && owner.host == self.host => {
-                // It has no pool yet: `blockd cell create` makes it anew.
-                let _one = control.lock_cell(group, &name).await;
-                control.take_from(group, &name, *owner, key).await?;
-                control.coordinate(group, move |leases| leases.release(&name)).await?;
-                return Ok(done(v1::HostCellOutcome::Released, 0));
-            }
             Holder::This | Holder::Free | Holder::Other(_) => {}
+        }
+        if found.is_new {
+            self.free_new_cell(&name, key).await?;
+            return Ok(done(v1::HostCellOutcome::Released, 0));
         }
         let taking = v1::TakeCellRequest {
             group: group.name.clone(),
@@ -364,6 +361,23 @@ impl HostCall<'_> {
         let release = v1::ReleaseCellRequest { group, name, force: false };
         control.release_cell(release).await?;
         Ok(done(v1::HostCellOutcome::Released, taken.log_changes))
+    }
+
+    /// Frees a cell whose making was not finished. Without a pool there is nothing to recover, and
+    /// `blockd cell create` makes it anew.
+    async fn free_new_cell(&self, name: &CellName, key: Option<Key>) -> Result<(), Error> {
+        let (control, group) = (self.control, &self.group);
+        let _one = control.lock_cell(group, name).await;
+        let found = control.find_cell(group, name).await?;
+        match found.filter(|found| found.is_new).map(|found| found.holder) {
+            Some(Holder::Other(owner)) if owner.host == self.host => {
+                control.take_from(group, name, owner, key).await?;
+            }
+            // An earlier call was interrupted behind the lease.
+            Some(Holder::This | Holder::Free) => {}
+            _ => return Ok(()),
+        }
+        control.give_back(group, name).await
     }
 
     /// False where nothing names the host.

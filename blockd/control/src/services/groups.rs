@@ -199,6 +199,11 @@ impl Group {
         self.member.lock().lose();
     }
 
+    /// Whether disks have keys of hosts, and leases are ended by the host that was first to fence.
+    pub(super) const fn has_keys(&self) -> bool {
+        self.backend.has_keys()
+    }
+
     /// Whether this incarnation may not use the group any more.
     pub(super) fn is_lost(&self) -> bool {
         let member = self.member.lock();
@@ -444,8 +449,10 @@ impl Membership {
         };
     }
 
-    pub(super) fn is_taking(&self, cell: &CellName) -> bool {
-        self.is_of_this_boot() && self.taking.contains_key(cell.as_str())
+    /// The key by which the host was fenced from which a cell is being taken.
+    pub(super) fn taking(&self, cell: &CellName) -> Option<Key> {
+        let key = self.taking.get(cell.as_str()).filter(|_| self.is_of_this_boot());
+        key.and_then(|key| Key::parse(key))
     }
 
     /// This host's key as it is shown.

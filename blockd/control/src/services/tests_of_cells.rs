@@ -272,7 +272,7 @@ async fn a_takeover_that_was_interrupted_goes_on() {
     let taken = hosts.other.client.take_cell(taking("one", false)).await.unwrap().into_inner();
     assert!(taken.changed);
     assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
-    assert!(!group.member().is_taking(&name));
+    assert!(group.member().taking(&name).is_none());
 }
 
 #[tokio::test]
