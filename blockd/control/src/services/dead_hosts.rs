@@ -122,12 +122,11 @@ impl Control {
 
     /// Hosts of all groups that were declared dead here and have not come back, as nodes.
     pub(super) async fn dead_host_nodes(&self) -> Vec<v1::Node> {
+        let mut groups = self.0.groups.all();
+        groups.retain(|group| !group.member().dead().is_empty());
         let mut nodes = Vec::new();
-        for group in self.0.groups.all() {
-            if group.member().dead().is_empty() {
-                continue;
-            }
-            for dead in self.describe_group(Arc::clone(&group)).await.dead {
+        for group in self.describe_these(groups).await {
+            for dead in group.dead {
                 nodes.push(v1::Node {
                     id: format!("{}/{}", group.name, dead.host),
                     state: v1::NodeState::Dead.into(),
@@ -174,6 +173,7 @@ impl HostCall<'_> {
     /// Looks the host up. A record of one that has come back ends.
     async fn look(&self) -> Result<Found, Error> {
         let host = self.host;
+        let before = self.group.member().dead().clone();
         let found = self.control.coordinate(&self.group, move |leases| {
             let key = leases.keys()?.into_iter().find(|key| key.host() == host);
             let (mut held, mut unreadable) = (BTreeMap::new(), BTreeSet::new());
@@ -193,7 +193,7 @@ impl HostCall<'_> {
             Ok(Found { key, held, unreadable, is_known })
         });
         let found = found.await?;
-        self.control.note_returned(&self.group, found.key.as_slice()).await;
+        self.control.note_returned(&self.group, before, found.key.as_slice()).await;
         Ok(found)
     }
 
@@ -222,10 +222,10 @@ impl HostCall<'_> {
         self.run_hooks("pre-declare-dead.d", found.cells()).await?;
         // Scripts may take long, and the host may have come back since it was looked up.
         let now = self.look().await?;
+        if found.is_another(&now) {
+            return Err(HostsError::CameBack { host: self.host }.into());
+        }
         if !force {
-            if found.is_another(&now) {
-                return Err(HostsError::CameBack { host: self.host }.into());
-            }
             self.refuse_alive().await?;
         }
         if let Some(key) = now.key {
@@ -285,7 +285,9 @@ impl HostCall<'_> {
     /// Takes the cells of a host that was fenced over, one by one. One that fails does not hold the
     /// others up.
     async fn take_over(&self, key: Option<Key>) -> Result<(), Error> {
-        let pending = self.record().map(|dead| dead.pending).unwrap_or_default();
+        // Its record ends when it comes back.
+        let dead = self.record().ok_or(HostsError::CameBack { host: self.host })?;
+        let pending = dead.pending;
         let count = pending.len();
         let mut failures = Vec::new();
         for cell in pending {
@@ -401,7 +403,7 @@ impl HostCall<'_> {
         self.run_hooks("pre-forget.d", found.cells()).await?;
         // It may have come back, or have been taken over, since it was looked up.
         let now = self.look().await?;
-        if !force && found.is_another(&now) {
+        if found.is_another(&now) {
             return Err(HostsError::CameBack { host: self.host }.into());
         }
         if force {

@@ -220,8 +220,13 @@ impl Group {
                  again"
             ));
         }
-        if !self.backend.has_keys() {
-            return None;
+        if let Backend::Folder(folder) = &self.backend {
+            return (!folder.is_entered()).then(|| {
+                format!(
+                    "this daemon's number is not taken in volume group {name}, another one may \
+                     have it: stop that one, then `blockd vg add` again"
+                )
+            });
         }
         let member = self.member.lock();
         if !member.is_registered() {
@@ -428,6 +433,8 @@ impl Membership {
         self.former_keys.drain(..surplus);
         (self.boot, self.host) = (this_boot(), host.0);
         (self.is_published, self.lost) = (false, false);
+        // Another host may have forgotten this one, with its address.
+        self.address.clear();
         self.devices.clear();
         self.taking.clear();
     }
@@ -613,12 +620,14 @@ impl Control {
 
     fn publish(&self, group: &Group) -> Result<(), Error> {
         let member = group.member();
-        if let Some(key) = Key::parse(&member.key).filter(|_| !member.is_published) {
+        let is_new = !member.is_published;
+        if let Some(key) = Key::parse(&member.key).filter(|_| is_new) {
             group.coordinator().publish_key(key)?;
             self.0.groups.change(group, |member| member.is_published = true)?;
         }
         let address = self.0.options.hosts.published();
-        if member.address == address {
+        // A folder is cheap to look at, and its hosts are forgotten without a boot.
+        if member.address == address && !is_new && group.has_keys() {
             return Ok(());
         }
         group.coordinator().publish_address(HostNumber(member.host), &address)?;

@@ -286,6 +286,12 @@ async fn a_script_that_fails_ends_it_with_nothing_changed() {
 
 #[tokio::test]
 async fn a_host_that_comes_back_while_scripts_run_is_not_fenced() {
+    for force in [false, true] {
+        comes_back_while_scripts_run(force).await;
+    }
+}
+
+async fn comes_back_while_scripts_run(force: bool) {
     let hosts = Hosts::with(&["one"]).await;
     let ran = hosts.this.folder.path().join("ran");
     let go = hosts.this.folder.path().join("go");
@@ -298,7 +304,8 @@ async fn a_host_that_comes_back_while_scripts_run_is_not_fenced() {
         Hosts::come_back(&hosts.array, Some("one"), 77);
         std::fs::write(&go, "").unwrap();
     };
-    let ((ended, cells), ()) = tokio::join!(hosts.declare(false), back);
+    // Force fences a host that answers, and no other incarnation of it.
+    let ((ended, cells), ()) = tokio::join!(hosts.declare(force), back);
     let error = ended.unwrap_err();
     assert!(error.message().contains("has come back meanwhile"), "{error}");
     assert!(cells.is_empty() && hosts.steps().is_empty());
@@ -574,6 +581,48 @@ async fn a_forgotten_host_leaves_neither_key_nor_address() {
     let end = hosts.forget(true).await.unwrap();
     assert!(end.changed && end.dead.is_none() && !hosts.has_key());
     assert_eq!(hosts.take("one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_host_that_was_forgotten_publishes_its_address_when_it_joins_again() {
+    let mut hosts = Hosts::with(&[]).await;
+    let address = "127.0.0.1:7";
+    hosts.gone = Rig::at(address).await;
+    hosts.gone.control.0.groups.add_simulated(GROUP, hosts.array.member(GONE));
+    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    hosts.gone.client.add_volume_group(request.clone()).await.unwrap();
+    let published = || hosts.array.member(THIS).address_of(GONE).unwrap();
+    assert_eq!(published().as_deref(), Some(address));
+    hosts.declare(true).await.0.unwrap();
+    hosts.forget(false).await.unwrap();
+    assert_eq!(published(), None);
+    hosts.array.boot(GONE);
+    let control = &hosts.gone.control;
+    let group = control.group(GROUP).unwrap();
+    control.0.groups.change(&group, |member| member.forget_boot()).unwrap();
+    hosts.gone.client.clone().add_volume_group(request).await.unwrap();
+    assert_eq!(published().as_deref(), Some(address));
+}
+
+#[tokio::test]
+async fn a_second_daemon_with_the_same_number_in_a_folder_uses_no_cells() {
+    let (cells, copy) = (folder_on_disk(), folder());
+    let mut first = Rig::without_pool(folder()).await;
+    let request = v1::AddVolumeGroupRequest {
+        name: "local".to_owned(),
+        folder: cells.path().display().to_string(),
+        host: 1,
+    };
+    first.client.add_volume_group(request).await.unwrap();
+    // It has the same state, as a container that was started twice.
+    let file = "groups.json";
+    std::fs::copy(first.folder.path().join(file), copy.path().join(file)).unwrap();
+    let second = Rig::without_pool(copy).await;
+    second.control.start_groups().await.unwrap();
+    let refusal = |rig: &Rig| rig.control.group("local").unwrap().refusal();
+    assert_eq!(refusal(&first), None);
+    let refused = refusal(&second).unwrap_or_default();
+    assert!(refused.contains("number is not taken in volume group local"), "{refused}");
 }
 
 #[tokio::test]
