@@ -40,7 +40,7 @@ impl Control {
         Ok(self.describe_these(groups).await)
     }
 
-    /// These groups with their cells, looked at side by side.
+    /// Looks at groups with their cells, side by side.
     pub(super) async fn describe_these(&self, groups: Vec<Arc<Group>>) -> Vec<v1::VolumeGroup> {
         let mut describing = tokio::task::JoinSet::new();
         for group in groups {

@@ -159,10 +159,10 @@ impl Control {
 
     /// Looks, once the lease of a cell was taken, whether the host which had it has come back with
     /// another key. Where this host has overwritten the lease, the other one may have taken it just
-    /// before, and both could have the cell: it is fenced again, whatever was decided of it. Once is
-    /// enough: a host publishes its key before it takes a lease, so one that comes back later finds
-    /// the lease taken. A lease that has expired, and one of a folder, are never taken by two hosts:
-    /// the cell is left to the host that is back. Nothing of the cell was read yet.
+    /// before, and both could have the cell: it is fenced again, whatever was decided of it. Once
+    /// is enough: a host publishes its key before it takes a lease, so one that comes back later
+    /// finds the lease taken. A lease that has expired, and one of a folder, are never taken by two
+    /// hosts: the cell is left to the host that is back. Nothing of the cell was read yet.
     async fn settle_fence(
         &self,
         group: &Arc<Group>,
@@ -175,15 +175,15 @@ impl Control {
                 if !fenced.is_ours || !group.has_keys() {
                     return self.leave_to(group, name, key.host()).await;
                 }
-                self.fence_host(group, present).await?;
-                self.note_taking(group, name, Some(present)).await
+                let fenced = self.fence_host(group, present).await?;
+                self.note_taking(group, name, Some(fenced.key)).await
             }
             _ => Ok(()),
         }
     }
 
-    /// Refuses to take a cell from a host that has come back since it was fenced by this key, before
-    /// anything of the cell was changed: that host may open it itself.
+    /// Refuses to take a cell from a host that has come back since it was fenced by this key,
+    /// before anything of the cell was changed: that host may open it itself.
     pub(super) async fn refuse_returned(
         &self,
         group: &Arc<Group>,
