@@ -68,6 +68,12 @@ impl Folder {
         self.sync()
     }
 
+    /// Whether this process has the daemon's number.
+    #[must_use]
+    pub fn is_entered(&self) -> bool {
+        self.lock.lock().is_some()
+    }
+
     /// Whether a process has the number of another host; `None` where none has had it, or only one
     /// of an older release, which takes no lock.
     ///
@@ -411,7 +417,9 @@ mod tests {
         let place = place();
         let daemon = |host| Folder::new(place.path().to_owned(), host);
         let (here, there) = (daemon(ONE), daemon(TWO));
+        assert!(!here.is_entered());
         here.enter(1).unwrap();
+        assert!(here.is_entered());
         assert_eq!(here.is_running(TWO).unwrap(), None, "no daemon has had the number");
         there.enter(7).unwrap();
         there.enter(8).unwrap();
@@ -433,6 +441,7 @@ mod tests {
         }
         let error = daemon(TWO).enter(9).unwrap_err().to_string();
         assert!(error.contains("has another daemon with the number 2"), "{error}");
+        assert!(there.is_entered() && !daemon(TWO).is_entered());
         drop(there);
         assert_eq!(here.is_running(TWO).unwrap(), Some(false));
         for was_first in [true, false] {

@@ -87,7 +87,8 @@ impl Array {
         Self(Arc::new(Mutex::new(state)), Arc::default())
     }
 
-    /// Runs this before the next step of that name, which fails if it returns false.
+    /// Runs this before the next step of that name, which fails if it returns false. A look at the
+    /// keys, "keys", is one as well, and is not listed.
     pub fn before(&self, step: &str, intervene: impl FnOnce() -> bool + Send + 'static) {
         self.1.lock().before.push((step.to_owned(), Box::new(intervene)));
     }
@@ -99,19 +100,23 @@ impl Array {
     }
 
     fn step(&self, name: String) -> Result<(), HostsError> {
+        self.intervene(&name)?;
+        self.1.lock().done.push(name);
+        Ok(())
+    }
+
+    fn intervene(&self, name: &str) -> Result<(), HostsError> {
         let mut steps = self.1.lock();
-        let found = steps.before.iter().position(|(step, _)| *step == name);
+        let found = steps.before.iter().position(|(step, _)| step == name);
         if let Some(at) = found {
             let (_, intervene) = steps.before.remove(at);
             // It may use the array.
             drop(steps);
             if !intervene() {
                 let source = std::io::Error::other("was made to fail");
-                return Err(HostsError::Io { what: name, source });
+                return Err(HostsError::Io { what: name.to_owned(), source });
             }
-            steps = self.1.lock();
         }
-        steps.done.push(name);
         Ok(())
     }
 
@@ -230,6 +235,7 @@ impl Coordinator for Member {
     }
 
     fn keys(&self) -> Result<Vec<Key>, HostsError> {
+        self.array.intervene("keys")?;
         // It is only read, which a host without a key may.
         let state = self.array.0.lock();
         Ok(state.published.values().copied().collect())

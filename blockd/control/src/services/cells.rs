@@ -15,6 +15,7 @@ use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, to_wire};
 
 use super::closing::How;
+use super::dead_record::DeadHosts;
 use super::groups::{Group, Membership};
 use super::making::Lock;
 use super::membership::recover;
@@ -36,6 +37,11 @@ impl Control {
             "" => self.0.groups.all(),
             name => vec![self.group(name)?],
         };
+        Ok(self.describe_these(groups).await)
+    }
+
+    /// Looks at groups with their cells, side by side.
+    pub(super) async fn describe_these(&self, groups: Vec<Arc<Group>>) -> Vec<v1::VolumeGroup> {
         let mut describing = tokio::task::JoinSet::new();
         for group in groups {
             let control = self.clone();
@@ -46,17 +52,18 @@ impl Control {
             described.push(group);
         }
         described.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(described)
+        described
     }
 
     /// A group with its cells. One that does not answer in time is described without them.
     pub(super) async fn describe_group(&self, group: Arc<Group>) -> v1::VolumeGroup {
-        let looked_at = Arc::clone(&group);
+        // Records that are made while keys are read are newer than these.
+        let (looked_at, before) = (Arc::clone(&group), group.member().dead().clone());
+        let has_dead = !before.is_empty();
         let looking = blocking(move || {
             let coordinator = looked_at.coordinator();
             let (space, cells) = (coordinator.space()?, coordinator.cells()?);
             // They are needed for hosts that were declared dead alone.
-            let has_dead = !looked_at.member().dead().is_empty();
             Ok((space, cells, if has_dead { coordinator.keys()? } else { Vec::new() }))
         });
         let looked: Result<(Space, Vec<Cell>, Vec<Key>), Error> =
@@ -69,7 +76,7 @@ impl Control {
             Ok(looked) => (String::new(), looked),
             Err(error) => (error.to_string(), (Space::default(), Vec::new(), Vec::new())),
         };
-        self.note_returned(&group, &keys).await;
+        self.note_returned(&group, before, &keys).await;
         if let Some(refusal) = group.refusal() {
             failure = refusal;
         }
@@ -86,14 +93,15 @@ impl Control {
         }
     }
 
-    /// Ends the records of hosts that have come back, by the keys that the group has now.
-    pub(super) async fn note_returned(&self, group: &Arc<Group>, keys: &[Key]) {
-        let returned = group.member().dead().returned(keys);
+    /// Ends the records of hosts that have come back, by the keys that the group has. `before`: the
+    /// records before these keys were read; newer ones stay.
+    pub(super) async fn note_returned(&self, group: &Arc<Group>, before: DeadHosts, keys: &[Key]) {
+        let returned = before.returned(keys);
         if returned.is_empty() {
             return;
         }
         let noted = self.note_in_group(group, move |member| {
-            returned.into_iter().for_each(|host| member.dead_mut().remove(host));
+            member.dead_mut().remove_returned(&before, &returned);
         });
         if let Err(error) = noted.await {
             tracing::warn!(group = group.name, %error, "a host stays declared dead");
@@ -261,6 +269,7 @@ impl Control {
                 self.close_pool(name, How::Call { force: true }).await.map_err(Error::from)?;
             }
             self.reopen_pool(name).await?;
+            self.note_taking(group, &cell.name, None).await?;
             return Ok(0);
         }
         let device = cell.path.clone();
@@ -271,8 +280,11 @@ impl Control {
         let (config, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
         let own = self.node().map_or(0, |node| node.number());
         let mut changes = 0;
-        if group.member().is_taking(&cell.name) {
+        if let Some(key) = group.member().taking(&cell.name) {
             if !newest.clean {
+                if newest.node != own {
+                    self.refuse_returned(group, &cell.name, key).await?;
+                }
                 // H7: a loss of power of the host that had it, which may have this one's number
                 // where both are daemons of one machine.
                 let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
@@ -280,8 +292,7 @@ impl Control {
                     blocking(move || recover(&taken, &dir, own, newest.node, true)).await?;
                 changes = recovered.log_changes;
             }
-            let name = cell.name.clone();
-            self.note_in_group(group, move |member| member.set_taking(&name, None)).await?;
+            self.note_taking(group, &cell.name, None).await?;
         }
         let _name = self.0.making_pools.lock(cell.name.as_str()).await;
         self.open_found(config, newest.pool_id).await?;
@@ -322,7 +333,7 @@ impl Control {
             return Ok(());
         }
         let (_, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
-        if newest.clean && !group.member().is_taking(&cell.name) {
+        if newest.clean && group.member().taking(&cell.name).is_none() {
             return Ok(());
         }
         let problem = "was not closed in order: `blockd cell take` opens it";

@@ -122,12 +122,11 @@ impl Control {
 
     /// Hosts of all groups that were declared dead here and have not come back, as nodes.
     pub(super) async fn dead_host_nodes(&self) -> Vec<v1::Node> {
+        let mut groups = self.0.groups.all();
+        groups.retain(|group| !group.member().dead().is_empty());
         let mut nodes = Vec::new();
-        for group in self.0.groups.all() {
-            if group.member().dead().is_empty() {
-                continue;
-            }
-            for dead in self.describe_group(Arc::clone(&group)).await.dead {
+        for group in self.describe_these(groups).await {
+            for dead in group.dead {
                 nodes.push(v1::Node {
                     id: format!("{}/{}", group.name, dead.host),
                     state: v1::NodeState::Dead.into(),
@@ -174,6 +173,7 @@ impl HostCall<'_> {
     /// Looks the host up. A record of one that has come back ends.
     async fn look(&self) -> Result<Found, Error> {
         let host = self.host;
+        let before = self.group.member().dead().clone();
         let found = self.control.coordinate(&self.group, move |leases| {
             let key = leases.keys()?.into_iter().find(|key| key.host() == host);
             let (mut held, mut unreadable) = (BTreeMap::new(), BTreeSet::new());
@@ -193,7 +193,7 @@ impl HostCall<'_> {
             Ok(Found { key, held, unreadable, is_known })
         });
         let found = found.await?;
-        self.control.note_returned(&self.group, found.key.as_slice()).await;
+        self.control.note_returned(&self.group, before, found.key.as_slice()).await;
         Ok(found)
     }
 
@@ -222,10 +222,10 @@ impl HostCall<'_> {
         self.run_hooks("pre-declare-dead.d", found.cells()).await?;
         // Scripts may take long, and the host may have come back since it was looked up.
         let now = self.look().await?;
+        if found.is_another(&now) {
+            return Err(HostsError::CameBack { host: self.host }.into());
+        }
         if !force {
-            if found.is_another(&now) {
-                return Err(HostsError::CameBack { host: self.host }.into());
-            }
             self.refuse_alive().await?;
         }
         if let Some(key) = now.key {
@@ -285,7 +285,9 @@ impl HostCall<'_> {
     /// Takes the cells of a host that was fenced over, one by one. One that fails does not hold the
     /// others up.
     async fn take_over(&self, key: Option<Key>) -> Result<(), Error> {
-        let pending = self.record().map(|dead| dead.pending).unwrap_or_default();
+        // Its record ends when it comes back.
+        let dead = self.record().ok_or(HostsError::CameBack { host: self.host })?;
+        let pending = dead.pending;
         let count = pending.len();
         let mut failures = Vec::new();
         for cell in pending {
@@ -340,14 +342,11 @@ impl HostCall<'_> {
             Holder::Other(owner) if ![self.host, group.host()].contains(&owner.host) => {
                 return Ok(done(v1::HostCellOutcome::Elsewhere, 0));
             }
-            Holder::Other(owner) if found.is_new && owner.host == self.host => {
-                // It has no pool yet: `blockd cell create` makes it anew.
-                let _one = control.lock_cell(group, &name).await;
-                control.take_from(group, &name, *owner, key).await?;
-                control.coordinate(group, move |leases| leases.release(&name)).await?;
-                return Ok(done(v1::HostCellOutcome::Released, 0));
-            }
             Holder::This | Holder::Free | Holder::Other(_) => {}
+        }
+        if found.is_new {
+            self.free_new_cell(&name, key).await?;
+            return Ok(done(v1::HostCellOutcome::Released, 0));
         }
         let taking = v1::TakeCellRequest {
             group: group.name.clone(),
@@ -364,6 +363,23 @@ impl HostCall<'_> {
         let release = v1::ReleaseCellRequest { group, name, force: false };
         control.release_cell(release).await?;
         Ok(done(v1::HostCellOutcome::Released, taken.log_changes))
+    }
+
+    /// Frees a cell whose making was not finished. Without a pool there is nothing to recover, and
+    /// `blockd cell create` makes it anew.
+    async fn free_new_cell(&self, name: &CellName, key: Option<Key>) -> Result<(), Error> {
+        let (control, group) = (self.control, &self.group);
+        let _one = control.lock_cell(group, name).await;
+        let found = control.find_cell(group, name).await?;
+        match found.filter(|found| found.is_new).map(|found| found.holder) {
+            Some(Holder::Other(owner)) if owner.host == self.host => {
+                control.take_from(group, name, owner, key).await?;
+            }
+            // An earlier call was interrupted behind the lease.
+            Some(Holder::This | Holder::Free) => {}
+            _ => return Ok(()),
+        }
+        control.give_back(group, name).await
     }
 
     /// False where nothing names the host.
@@ -387,7 +403,7 @@ impl HostCall<'_> {
         self.run_hooks("pre-forget.d", found.cells()).await?;
         // It may have come back, or have been taken over, since it was looked up.
         let now = self.look().await?;
-        if !force && found.is_another(&now) {
+        if found.is_another(&now) {
             return Err(HostsError::CameBack { host: self.host }.into());
         }
         if force {

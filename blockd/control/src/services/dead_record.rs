@@ -75,6 +75,15 @@ impl DeadHosts {
         self.0.remove(&host.0);
     }
 
+    /// Ends the records of hosts that have come back, unless they are newer than `before`.
+    pub(super) fn remove_returned(&mut self, before: &Self, returned: &[HostNumber]) {
+        for host in returned {
+            if self.get(*host) == before.get(*host) {
+                self.remove(*host);
+            }
+        }
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (HostNumber, &DeadHost)> {
         self.0.iter().map(|(host, dead)| (HostNumber(*host), dead))
     }
@@ -119,5 +128,12 @@ mod tests {
         assert_eq!(serde_json::from_str::<DeadHosts>(&json).unwrap(), all);
         assert!(all.returned(&[]).is_empty() && all.returned(&[key]).is_empty());
         assert_eq!(all.returned(&[Key::new(host, 8)]), [host]);
+        // It was declared dead again meanwhile: that record is another one.
+        let before = all.clone();
+        all.insert(host, DeadHost::new(Some(Key::new(host, 8)), 6, BTreeSet::new()));
+        all.remove_returned(&before, &[host]);
+        assert!(all.get(host).is_some());
+        all.remove_returned(&all.clone(), &[host]);
+        assert!(all.is_empty());
     }
 }

@@ -204,6 +204,11 @@ impl Group {
         !self.is_lost() && self.member().is_registered()
     }
 
+    /// Whether disks have keys of hosts, and leases are ended by the host that was first to fence.
+    pub(super) const fn has_keys(&self) -> bool {
+        self.backend.has_keys()
+    }
+
     /// Whether this incarnation may not use the group any more.
     pub(super) fn is_lost(&self) -> bool {
         let member = self.member.lock();
@@ -220,8 +225,13 @@ impl Group {
                  again"
             ));
         }
-        if !self.backend.has_keys() {
-            return None;
+        if let Backend::Folder(folder) = &self.backend {
+            return (!folder.is_entered()).then(|| {
+                format!(
+                    "this daemon's number is not taken in volume group {name}, another one may \
+                     have it: stop that one, then `blockd vg add` again"
+                )
+            });
         }
         let member = self.member.lock();
         if !member.is_registered() {
@@ -428,6 +438,8 @@ impl Membership {
         self.former_keys.drain(..surplus);
         (self.boot, self.host) = (this_boot(), host.0);
         (self.is_published, self.lost) = (false, false);
+        // Another host may have forgotten this one, with its address.
+        self.address.clear();
         self.devices.clear();
         self.taking.clear();
     }
@@ -449,8 +461,10 @@ impl Membership {
         };
     }
 
-    pub(super) fn is_taking(&self, cell: &CellName) -> bool {
-        self.is_of_this_boot() && self.taking.contains_key(cell.as_str())
+    /// The key by which the host was fenced from which a cell is being taken.
+    pub(super) fn taking(&self, cell: &CellName) -> Option<Key> {
+        let key = self.taking.get(cell.as_str()).filter(|_| self.is_of_this_boot());
+        key.and_then(|key| Key::parse(key))
     }
 
     /// This host's key as it is shown.
@@ -611,12 +625,14 @@ impl Control {
 
     fn publish(&self, group: &Group) -> Result<(), Error> {
         let member = group.member();
-        if let Some(key) = Key::parse(&member.key).filter(|_| !member.is_published) {
+        let is_new = !member.is_published;
+        if let Some(key) = Key::parse(&member.key).filter(|_| is_new) {
             group.coordinator().publish_key(key)?;
             self.0.groups.change(group, |member| member.is_published = true)?;
         }
         let address = self.0.options.hosts.published();
-        if member.address == address {
+        // A folder is cheap to look at, and its hosts are forgotten without a boot.
+        if member.address == address && !is_new && group.has_keys() {
             return Ok(());
         }
         group.coordinator().publish_address(HostNumber(member.host), &address)?;

@@ -1,7 +1,7 @@
 //! The daemons of other hosts: they ask this one for cells, and this one asks them.
 
 use std::future::Future;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,9 @@ use blockd_api::v1::peers_client::PeersClient;
 use blockd_api::v1::peers_server::{Peers, PeersServer};
 use blockd_hosts::HostNumber;
 use blockd_media::error::{Error, shown};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, lookup_host};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tonic::transport::{
     Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
 };
@@ -23,11 +25,14 @@ use crate::config::HostsTls;
 
 /// How long another host's daemon may take to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long the name of another host may take to be resolved: as long as two tries of glibc, 5 s
+/// each.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
 /// How long it may take for a call: to answer what is in flight and to close the pool, 10 s each,
 /// and LVM's command.
 const CALL_LIMIT: Duration = Duration::from_secs(40);
-/// How often a daemon that refuses connections is tried before it counts as silent: one that is
-/// being restarted refuses them for a second or two.
+/// How often a daemon is tried before it counts as silent: one that is being restarted refuses
+/// connections for a second or two, and packets get lost.
 const PROBES: usize = 3;
 /// Between two of these.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
@@ -149,7 +154,12 @@ impl Control {
             blocking(move || Ok((asked.has_ended(host)?, asked.coordinator().address_of(host)?)))
                 .await?;
         match (ended, address) {
-            (Some(true), _) => Ok(Life::Silent),
+            // A daemon of an older release takes no lock, and the key in the lock is a former one.
+            (Some(true), Some(address)) => match probe(&address).await {
+                Life::Answers(place) => Ok(Life::Answers(place)),
+                Life::Silent | Life::NotKnown(_) => Ok(Life::Silent),
+            },
+            (Some(true), None) => Ok(Life::Silent),
             (Some(false), _) => Ok(Life::Answers("its daemon runs on this machine".to_owned())),
             (None, Some(address)) => Ok(probe(&address).await),
             (None, None) => Ok(Life::NotKnown("it has published no address".to_owned())),
@@ -203,18 +213,61 @@ impl Control {
 
 /// Looks whether a program accepts connections at an address.
 async fn probe(address: &str) -> Life {
+    let places = match resolved(address, lookup_host(address), LOOKUP_LIMIT).await {
+        Ok(places) => places,
+        Err(life) => return life,
+    };
     let mut life = Life::Silent;
     for round in 0..PROBES {
         if round > 0 {
             tokio::time::sleep(PROBE_PAUSE).await;
         }
-        match tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
-            Ok(Ok(_)) => return Life::Answers(format!("its address is {address}")),
-            Err(_) => return Life::Silent,
-            Ok(Err(error)) if is_silence(error.kind()) => life = Life::Silent,
-            Ok(Err(error)) => {
-                life = Life::NotKnown(format!("its address {address} can't be tried: {error}"));
+        life = probe_once(address, &places).await;
+        if matches!(life, Life::Answers(_)) {
+            break;
+        }
+    }
+    life
+}
+
+/// The places of an address. A name that is not resolved, or not in time, says nothing of the host.
+async fn resolved<I: Iterator<Item = SocketAddr>>(
+    address: &str,
+    lookup: impl Future<Output = io::Result<I>>,
+    limit: Duration,
+) -> Result<Vec<SocketAddr>, Life> {
+    match timeout(limit, lookup).await {
+        Ok(Ok(places)) => Ok(places.collect()),
+        Ok(Err(error)) => Err(not_tried(address, &error.to_string())),
+        Err(_) => {
+            let problem = format!("its name is not resolved within {} s", limit.as_secs());
+            Err(not_tried(address, &problem))
+        }
+    }
+}
+
+fn not_tried(address: &str, problem: &str) -> Life {
+    Life::NotKnown(format!("its address {address} can't be tried: {problem}"))
+}
+
+/// Tries all places of an address once, side by side. There are as many as fit in an answer of DNS.
+async fn probe_once(address: &str, places: &[SocketAddr]) -> Life {
+    let mut tries = JoinSet::new();
+    for place in places.iter().copied() {
+        tries.spawn(timeout(CONNECT_LIMIT, TcpStream::connect(place)));
+    }
+    let mut life = match places {
+        [] => not_tried(address, "its name has no address"),
+        _ => Life::Silent,
+    };
+    while let Some(tried) = tries.join_next().await {
+        match tried {
+            Ok(Ok(Ok(_))) => return Life::Answers(format!("its address is {address}")),
+            Ok(Ok(Err(error))) if !is_silence(error.kind()) => {
+                life = not_tried(address, &error.to_string());
             }
+            Err(error) => life = not_tried(address, &error.to_string()),
+            Ok(_) => {}
         }
     }
     life
@@ -242,5 +295,10 @@ mod tests {
             let life = probe(strange).await;
             assert!(matches!(&life, Life::NotKnown(why) if why.contains(strange)), "{life:?}");
         }
+        // A server of names that does not answer is no dead host.
+        let never = std::future::pending::<io::Result<std::vec::IntoIter<SocketAddr>>>();
+        let life = resolved("host:7", never, Duration::from_millis(10)).await.unwrap_err();
+        assert!(matches!(&life, Life::NotKnown(why) if why.contains("host:7")), "{life:?}");
+        assert!(matches!(probe_once("host:7", &[]).await, Life::NotKnown(_)));
     }
 }

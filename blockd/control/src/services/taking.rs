@@ -17,9 +17,6 @@ use super::{Control, EventKind, blocking};
 /// 8 times its limit of IO and 60 s, 140 s by default (`timeouts.c`), and needs some of that again
 /// to take the lease.
 const LEASE_WAIT: Duration = Duration::from_secs(200);
-/// How often one host is fenced for one cell: it comes back by a boot each time, which takes longer
-/// than what follows a fence.
-const MAX_FENCES: usize = 3;
 /// Between two tries.
 const LEASE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -69,7 +66,15 @@ impl Control {
         let cell = match (from, fenced) {
             (Some(owner), _) => self.take_from(&group, &name, owner, fenced).await?,
             (None, None) => self.acquire_cell(&group, &name, None).await?,
-            (None, Some(key)) => self.take_left(&group, &name, &found, key).await?,
+            (None, Some(key)) => {
+                // An earlier call has ended the lease.
+                self.note_taking(&group, &name, Some(key)).await?;
+                let cell = self.acquire_cell(&group, &name, None).await?;
+                if found.holder == Holder::Free {
+                    self.refuse_returned(&group, &name, key).await?;
+                }
+                cell
+            }
         };
         let opened = self.open_cell(&group, &cell).await;
         let log_changes = match opened {
@@ -117,7 +122,8 @@ impl Control {
     }
 
     /// Fences the host that has a cell, as its lease names it, then takes the lease. `only`: no
-    /// other incarnation of that host.
+    /// other incarnation of that host. The takeover is noted before a lease is changed, so that the
+    /// next call goes on wherever this one ends.
     pub(super) async fn take_from(
         &self,
         group: &Arc<Group>,
@@ -125,8 +131,12 @@ impl Control {
         owner: Owner,
         only: Option<Key>,
     ) -> Result<Cell, Error> {
-        let key = self.key_of(group, owner.host).await?;
-        refuse_other_key(only, key)?;
+        let key = match (only, self.present_key(group, owner.host).await?) {
+            // It was fenced before, and another host has forgotten it since.
+            (Some(only), None) => only,
+            _ => self.key_of(group, owner.host).await?,
+        };
+        refuse_other_key(only, Some(key))?;
         // The cell may have changed hands since it was looked at.
         let found = self.find_cell(group, name).await?;
         if found.is_none_or(|found| found.holder != Holder::Other(owner)) {
@@ -135,74 +145,96 @@ impl Control {
         }
         let fenced = self.fence_host(group, key).await?;
         // A host may come back between a fence and what follows it.
-        refuse_other_key(only, self.key_of(group, owner.host).await?)?;
+        refuse_other_key(only, self.present_key(group, owner.host).await?)?;
+        self.note_taking(group, name, Some(key)).await?;
         if fenced.is_ours {
             // Another host that has fenced it may be taking this cell: then its lease decides.
             let cell = name.clone();
             self.coordinate(group, move |leases| leases.free(&cell, owner)).await?;
         }
         let cell = self.acquire_cell(group, name, Some(owner)).await?;
-        self.settle_fence(group, name, key).await?;
+        self.settle_fence(group, name, key, fenced).await?;
         Ok(cell)
     }
 
-    /// Looks, once the lease of a cell was taken, that the host which had it is still the one that
-    /// was fenced. It may have come back meanwhile with another key, and taken the cell again just
-    /// before its lease was ended or had expired once more: then both could have it, and it is
-    /// fenced again, whatever was decided of it. Nothing of the cell was read yet.
+    /// Looks, once the lease of a cell was taken, whether the host which had it has come back with
+    /// another key. Where this host has overwritten the lease, the other one may have taken it just
+    /// before, and both could have the cell: it is fenced again, whatever was decided of it. Once
+    /// is enough: a host publishes its key before it takes a lease, so one that comes back later
+    /// finds the lease taken. A lease that has expired, and one of a folder, are never taken by two
+    /// hosts: the cell is left to the host that is back. Nothing of the cell was read yet.
     async fn settle_fence(
         &self,
         group: &Arc<Group>,
         name: &CellName,
-        mut key: Key,
+        key: Key,
+        fenced: Fenced,
     ) -> Result<(), Error> {
-        let host = key.host();
-        for _ in 0..MAX_FENCES {
-            let present = self.key_of(group, host).await?;
-            if present == key {
-                return self.note_taking(group, name, key).await;
+        match self.present_key(group, key.host()).await? {
+            Some(present) if present != key => {
+                if !fenced.is_ours || !group.has_keys() {
+                    return self.leave_to(group, name, key.host()).await;
+                }
+                let fenced = self.fence_host(group, present).await?;
+                self.note_taking(group, name, Some(fenced.key)).await
             }
-            key = self.fence_host(group, present).await?.key;
+            _ => Ok(()),
         }
-        let problem = format!(
-            "has come back {MAX_FENCES} times while cell {name} was taken from it: switch it off, \
-             then try again"
-        );
-        Err(Error::in_use(format!("host {host}"), problem))
     }
 
-    async fn note_taking(
+    /// Refuses to take a cell from a host that has come back since it was fenced by this key,
+    /// before anything of the cell was changed: that host may open it itself.
+    pub(super) async fn refuse_returned(
         &self,
         group: &Arc<Group>,
         name: &CellName,
         key: Key,
+    ) -> Result<(), Error> {
+        match self.present_key(group, key.host()).await? {
+            Some(present) if present != key => self.leave_to(group, name, key.host()).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the lease of a cell back as it is, and says that its host has come back.
+    async fn leave_to(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+        host: HostNumber,
+    ) -> Result<(), Error> {
+        self.give_back(group, name).await?;
+        Err(HostsError::CameBack { host }.into())
+    }
+
+    /// Gives the lease of a cell back, and ends the note that it is being taken.
+    pub(super) async fn give_back(&self, group: &Arc<Group>, name: &CellName) -> Result<(), Error> {
+        let cell = name.clone();
+        self.coordinate(group, move |leases| leases.release(&cell)).await?;
+        self.note_taking(group, name, None).await
+    }
+
+    /// Notes that a cell is being taken from the host that was fenced by this key; `None`: not any
+    /// more.
+    pub(super) async fn note_taking(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+        key: Option<Key>,
     ) -> Result<(), Error> {
         let name = name.clone();
-        self.note_in_group(group, move |member| member.set_taking(&name, Some(key))).await
+        self.note_in_group(group, move |member| member.set_taking(&name, key)).await
     }
 
-    /// Takes a cell whose lease an earlier call has ended, after the host with this key was fenced.
-    /// A host that has come back since may have had the lease in between, and may open the cell
-    /// itself: it is left to that host.
-    async fn take_left(
+    /// The key by which a host is known now; `None` for one that was forgotten. Such a host has not
+    /// come back: it publishes a key before it takes a lease.
+    async fn present_key(
         &self,
         group: &Arc<Group>,
-        name: &CellName,
-        found: &Cell,
-        key: Key,
-    ) -> Result<Cell, Error> {
-        let cell = self.acquire_cell(group, name, None).await?;
-        let is_same = match self.key_of(group, key.host()).await {
-            Ok(present) => refuse_other_key(Some(key), present),
-            Err(error) => Err(error),
-        };
-        if is_same.is_err() && found.holder == Holder::Free {
-            let name = name.clone();
-            self.coordinate(group, move |leases| leases.release(&name)).await?;
-        }
-        is_same?;
-        self.note_taking(group, name, key).await?;
-        Ok(cell)
+        host: HostNumber,
+    ) -> Result<Option<Key>, Error> {
+        let keys = self.coordinate(group, |leases| leases.keys()).await?;
+        Ok(keys.into_iter().find(|key| key.host() == host))
     }
 
     /// The key by which a host is known now.
@@ -230,7 +262,7 @@ impl Control {
     /// Takes the lease of a cell. That of a host which was fenced, `of`, is waited for.
     pub(super) async fn acquire_cell(
         &self,
-        group: &Arc<Group>,
+        asked: &Arc<Group>,
         name: &CellName,
         of: Option<Owner>,
     ) -> Result<Cell, Error> {
@@ -239,13 +271,20 @@ impl Control {
         let is_its = |by: Option<HostNumber>| by.is_none() || by == of.map(|owner| owner.host);
         loop {
             let cell = name.clone();
-            let group = Arc::clone(group);
+            let group = Arc::clone(asked);
             let taken = blocking(move || Ok(group.coordinator().acquire(&cell))).await?;
             let waits = of.is_some() && clock.elapsed() < LEASE_WAIT;
             match taken {
                 Err(HostsError::Held { by, .. }) if waits && is_its(by) => {}
                 // A dead host may have the lock of the whole group as well.
                 Err(HostsError::Away { .. }) if waits => {}
+                Err(HostsError::Held { cell, by: Some(by) }) => {
+                    if !is_its(Some(by)) {
+                        // It was not taken from the host that was fenced, and is not being so now.
+                        self.note_taking(asked, name, None).await?;
+                    }
+                    return Err(HostsError::Held { cell, by: Some(by) }.into());
+                }
                 other => return Ok(other?),
             }
             tokio::time::sleep(LEASE_PAUSE).await;
@@ -285,9 +324,11 @@ fn fenced_owner(
 }
 
 /// Refuses a host that has come back since it was decided to fence it.
-fn refuse_other_key(only: Option<Key>, present: Key) -> Result<(), Error> {
-    match only {
-        Some(only) if only != present => Err(HostsError::CameBack { host: present.host() }.into()),
+fn refuse_other_key(only: Option<Key>, present: Option<Key>) -> Result<(), Error> {
+    match (only, present) {
+        (Some(only), Some(present)) if only != present => {
+            Err(HostsError::CameBack { host: present.host() }.into())
+        }
         _ => Ok(()),
     }
 }

@@ -214,7 +214,23 @@ impl Rig {
         Self::of_node(folder(), crate::config::HealthConfig::default(), node).await
     }
 
+    /// Without a pool; other hosts are given this address.
+    pub(crate) async fn at(address: &str) -> Self {
+        let listen = Some(address.parse().unwrap());
+        let hosts = crate::config::HostsConfig { listen, ..Default::default() };
+        Self::with_hosts(folder(), crate::config::HealthConfig::default(), NODE, hosts).await
+    }
+
     async fn of_node(folder: Folder, health: crate::config::HealthConfig, node: &str) -> Self {
+        Self::with_hosts(folder, health, node, crate::config::HostsConfig::default()).await
+    }
+
+    async fn with_hosts(
+        folder: Folder,
+        health: crate::config::HealthConfig,
+        node: &str,
+        hosts: crate::config::HostsConfig,
+    ) -> Self {
         let data_path = Arc::new(FakeDataPath::default());
         let options = ControlOptions {
             state_dir: folder.path().to_path_buf(),
@@ -224,7 +240,7 @@ impl Rig {
             node: NodeId::parse(node),
             configured_pools: 1,
             health,
-            hosts: crate::config::HostsConfig::default(),
+            hosts,
             hooks_dir: folder.path().join("hooks"),
             hook_timeout: Duration::from_secs(30),
         };

@@ -272,7 +272,15 @@ async fn a_takeover_that_was_interrupted_goes_on() {
     let taken = hosts.other.client.take_cell(taking("one", false)).await.unwrap().into_inner();
     assert!(taken.changed);
     assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
-    assert!(!group.member().is_taking(&name));
+    assert!(group.member().taking(&name).is_none());
+    // Also where its pool was known and had failed.
+    let note = |member: &mut super::groups::Membership| member.set_taking(&name, Some(key));
+    hosts.other.control.0.groups.change(&group, note).unwrap();
+    let problem = "failed for a test".to_owned();
+    let handle = hosts.other.control.pool("one").unwrap();
+    handle.halt(blockd_mapper::error::MapperError::Device { name: "one".to_owned(), problem });
+    hosts.other.client.take_cell(taking("one", false)).await.unwrap();
+    assert!(group.member().taking(&name).is_none());
 }
 
 #[tokio::test]

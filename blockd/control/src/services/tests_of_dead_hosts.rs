@@ -152,6 +152,19 @@ impl Hosts {
         path
     }
 
+    async fn take_by_fence(&self, cell: &str) -> Result<v1::TakeCellResponse, Status> {
+        let (group, name) = (GROUP.to_owned(), cell.to_owned());
+        let taking = v1::TakeCellRequest { group, name, fence: true, ..Default::default() };
+        let taken = self.this.client.clone().take_cell(taking).await;
+        taken.map(tonic::Response::into_inner)
+    }
+
+    /// The holder of a cell, as the host that deals with the dead one sees it.
+    fn holder(&self, cell: &str) -> Holder {
+        let cell = CellName::parse(cell).unwrap();
+        self.array.member(THIS).cell(&cell).unwrap().unwrap().holder
+    }
+
     /// Takes a cell as any host does, without a fence: it has to be free and closed.
     async fn take(&mut self, cell: &str) -> Vec<String> {
         let (group, name) = (GROUP.to_owned(), cell.to_owned());
@@ -273,6 +286,12 @@ async fn a_script_that_fails_ends_it_with_nothing_changed() {
 
 #[tokio::test]
 async fn a_host_that_comes_back_while_scripts_run_is_not_fenced() {
+    for force in [false, true] {
+        comes_back_while_scripts_run(force).await;
+    }
+}
+
+async fn comes_back_while_scripts_run(force: bool) {
     let hosts = Hosts::with(&["one"]).await;
     let ran = hosts.this.folder.path().join("ran");
     let go = hosts.this.folder.path().join("go");
@@ -285,7 +304,8 @@ async fn a_host_that_comes_back_while_scripts_run_is_not_fenced() {
         Hosts::come_back(&hosts.array, Some("one"), 77);
         std::fs::write(&go, "").unwrap();
     };
-    let ((ended, cells), ()) = tokio::join!(hosts.declare(false), back);
+    // Force fences a host that answers, and no other incarnation of it.
+    let ((ended, cells), ()) = tokio::join!(hosts.declare(force), back);
     let error = ended.unwrap_err();
     assert!(error.message().contains("has come back meanwhile"), "{error}");
     assert!(cells.is_empty() && hosts.steps().is_empty());
@@ -393,17 +413,24 @@ async fn a_host_that_came_back_after_an_interrupted_call_is_left_alone() {
 
 #[tokio::test]
 async fn a_cell_that_the_dead_host_was_making_can_be_made_anew() {
-    let mut hosts = Hosts::with(&[]).await;
-    hosts.array.member(GONE).create(&CellName::parse("half").unwrap(), 64 << 20).unwrap();
-    let (ended, cells) = hosts.declare(false).await;
-    assert!(ended.is_ok() && outcomes(&cells) == [("half", Released)], "{cells:?}");
-    let request = v1::CreateCellRequest {
-        group: GROUP.to_owned(),
-        name: "half".to_owned(),
-        device_bytes: 64 << 20,
-        extent_size: 64 << 10,
-    };
-    assert!(hosts.this.client.create_cell(request).await.unwrap().into_inner().changed);
+    // The first call ends before this step.
+    for step in ["none", "free half", "take half", "release half"] {
+        let mut hosts = Hosts::with(&[]).await;
+        hosts.array.member(GONE).create(&CellName::parse("half").unwrap(), 64 << 20).unwrap();
+        hosts.array.before(step, || false);
+        if step != "none" {
+            hosts.declare(false).await.0.unwrap_err();
+        }
+        let (ended, cells) = hosts.declare(false).await;
+        assert!(ended.is_ok() && outcomes(&cells) == [("half", Released)], "{step}: {cells:?}");
+        let request = v1::CreateCellRequest {
+            group: GROUP.to_owned(),
+            name: "half".to_owned(),
+            device_bytes: 64 << 20,
+            extent_size: 64 << 10,
+        };
+        assert!(hosts.this.client.create_cell(request).await.unwrap().into_inner().changed);
+    }
 }
 
 #[tokio::test]
@@ -431,7 +458,7 @@ async fn a_host_that_was_declared_dead_sees_that_and_joins_again_after_a_boot() 
 
 #[tokio::test]
 async fn a_host_that_comes_back_again_and_again_is_not_fenced_for_ever() {
-    let mut hosts = Hosts::with(&["one"]).await;
+    let hosts = Hosts::with(&["one"]).await;
     // It comes back between each fence and what follows. The first fence is of the key that it had.
     hosts.array.before("fence 1", || true);
     for incarnation in 0..9 {
@@ -442,12 +469,79 @@ async fn a_host_that_comes_back_again_and_again_is_not_fenced_for_ever() {
         };
         hosts.array.before(if incarnation == 0 { "take one" } else { "fence 1" }, back);
     }
-    let (group, name) = (GROUP.to_owned(), "one".to_owned());
-    let taking = v1::TakeCellRequest { group, name, fence: true, ..Default::default() };
-    let error = hosts.this.client.take_cell(taking).await.unwrap_err();
-    assert!(error.message().contains("has come back 3 times"), "{error}");
-    let fences = hosts.steps().iter().filter(|step| *step == "fence 1").count();
-    assert!(fences <= 4, "{fences}");
+    let error = hosts.take_by_fence("one").await.unwrap_err();
+    assert!(error.message().contains("has come back meanwhile"), "{error}");
+    let fences = hosts.array.steps().iter().filter(|step| *step == "fence 1").count();
+    assert_eq!(fences, 2);
+    assert_eq!(hosts.holder("one"), Holder::Free);
+}
+
+#[tokio::test]
+async fn a_takeover_that_ends_behind_the_lease_goes_on_with_the_next_call() {
+    for is_back in [false, true] {
+        let mut hosts = Hosts::with(&["one"]).await;
+        let array = hosts.array.clone();
+        hosts.array.before("take one", move || {
+            array.before("keys", || false);
+            true
+        });
+        let error = hosts.take_by_fence("one").await.unwrap_err();
+        assert!(error.message().contains("was made to fail"), "{error}");
+        assert_eq!(hosts.holder("one"), Holder::This);
+        if !is_back {
+            assert_eq!(hosts.take("one").await, ["v"]);
+            continue;
+        }
+        // Nothing of it was changed: it is left to its host.
+        Hosts::come_back(&hosts.array, None, 77);
+        let (group, name) = (GROUP.to_owned(), "one".to_owned());
+        let taking = v1::TakeCellRequest { group, name, ..Default::default() };
+        let error = hosts.this.client.take_cell(taking).await.unwrap_err();
+        assert!(error.message().contains("has come back meanwhile"), "{error}");
+        assert_eq!(hosts.holder("one"), Holder::Free);
+        let group = hosts.this.control.group(GROUP).unwrap();
+        assert_eq!(group.member().taking(&CellName::parse("one").unwrap()), None);
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_another_one_forgets_meanwhile_has_not_come_back() {
+    for step in ["free one", "take one"] {
+        for goes_on in [false, true] {
+            let mut hosts = Hosts::with(&["one"]).await;
+            let (array, key) = (hosts.array.clone(), hosts.key);
+            hosts.array.before(step, move || {
+                array.member(THIS).forget_host(GONE, Some(key)).unwrap();
+                goes_on
+            });
+            let (ended, _) = hosts.declare(false).await;
+            assert_eq!(ended.is_ok(), goes_on, "{step}: {ended:?}");
+            if !goes_on {
+                let (ended, cells) = hosts.declare(false).await;
+                assert!(ended.is_ok() && outcomes(&cells) == [("one", Released)], "{cells:?}");
+            }
+            assert_eq!(hosts.take("one").await, ["v"]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_is_back_is_not_fenced_where_its_lease_was_not_overwritten() {
+    let hosts = Hosts::with(&["one"]).await;
+    // Another host was first to fence it, so its lease is waited for.
+    let third = Key::new(THIRD, 9);
+    let member = hosts.array.member(THIRD);
+    member.join(third, &[], true).unwrap();
+    assert!(member.fence(third, hosts.key).unwrap());
+    let array = hosts.array.clone();
+    hosts.array.before("take one", move || {
+        Hosts::come_back(&array, None, 77);
+        true
+    });
+    let error = hosts.take_by_fence("one").await.unwrap_err();
+    assert!(error.message().contains("has come back meanwhile"), "{error}");
+    assert!(member.is_member(Key::new(GONE, 77)).unwrap(), "a host that is back was fenced");
+    assert_eq!(hosts.holder("one"), Holder::Free);
 }
 
 #[tokio::test]
@@ -487,6 +581,48 @@ async fn a_forgotten_host_leaves_neither_key_nor_address() {
     let end = hosts.forget(true).await.unwrap();
     assert!(end.changed && end.dead.is_none() && !hosts.has_key());
     assert_eq!(hosts.take("one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_host_that_was_forgotten_publishes_its_address_when_it_joins_again() {
+    let mut hosts = Hosts::with(&[]).await;
+    let address = "127.0.0.1:7";
+    hosts.gone = Rig::at(address).await;
+    hosts.gone.control.0.groups.add_simulated(GROUP, hosts.array.member(GONE));
+    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    hosts.gone.client.add_volume_group(request.clone()).await.unwrap();
+    let published = || hosts.array.member(THIS).address_of(GONE).unwrap();
+    assert_eq!(published().as_deref(), Some(address));
+    hosts.declare(true).await.0.unwrap();
+    hosts.forget(false).await.unwrap();
+    assert_eq!(published(), None);
+    hosts.array.boot(GONE);
+    let control = &hosts.gone.control;
+    let group = control.group(GROUP).unwrap();
+    control.0.groups.change(&group, |member| member.forget_boot()).unwrap();
+    hosts.gone.client.clone().add_volume_group(request).await.unwrap();
+    assert_eq!(published().as_deref(), Some(address));
+}
+
+#[tokio::test]
+async fn a_second_daemon_with_the_same_number_in_a_folder_uses_no_cells() {
+    let (cells, copy) = (folder_on_disk(), folder());
+    let mut first = Rig::without_pool(folder()).await;
+    let request = v1::AddVolumeGroupRequest {
+        name: "local".to_owned(),
+        folder: cells.path().display().to_string(),
+        host: 1,
+    };
+    first.client.add_volume_group(request).await.unwrap();
+    // It has the same state, as a container that was started twice.
+    let file = "groups.json";
+    std::fs::copy(first.folder.path().join(file), copy.path().join(file)).unwrap();
+    let second = Rig::without_pool(copy).await;
+    second.control.start_groups().await.unwrap();
+    let refusal = |rig: &Rig| rig.control.group("local").unwrap().refusal();
+    assert_eq!(refusal(&first), None);
+    let refused = refusal(&second).unwrap_or_default();
+    assert!(refused.contains("number is not taken in volume group local"), "{refused}");
 }
 
 #[tokio::test]
