@@ -109,7 +109,7 @@ async fn volumes(rig: &mut Rig, pool: &str) -> Vec<String> {
 }
 
 async fn group(rig: &mut Rig) -> v1::VolumeGroup {
-    let request = v1::ListVolumeGroupsRequest { name: GROUP.to_owned() };
+    let request = v1::ListVolumeGroupsRequest { name: GROUP.to_owned(), ..Default::default() };
     let listed = rig.client.list_volume_groups(request).await.unwrap().into_inner();
     listed.groups.into_iter().next().unwrap()
 }
