@@ -1,6 +1,6 @@
 //! Brings a volume's cell to this node, or attaches the volume while its cell is on another one.
 
-use blockd_api::v1::{self, CellState, FrontEnd};
+use blockd_api::v1::{self, CellState, ErrorKind, FrontEnd};
 
 use super::{CellId, find};
 use crate::daemon::Daemon;
@@ -44,7 +44,7 @@ pub(crate) async fn bring(daemon: &Daemon, node: &str, id: &CellId, aim: Aim) ->
             let stood = daemon.stand_by(asked).await;
             stood.map(drop).map_err(|error| with_advice(id, &cell, error))
         }
-        _ => open(daemon, id, &cell).await,
+        _ => open(daemon, node, id, &cell).await,
     }
 }
 
@@ -53,7 +53,12 @@ pub(crate) async fn bring(daemon: &Daemon, node: &str, id: &CellId, aim: Aim) ->
 ///
 /// # Errors
 /// As [`bring`].
-pub(crate) async fn open(daemon: &Daemon, id: &CellId, cell: &v1::Cell) -> Result<(), Error> {
+pub(crate) async fn open(
+    daemon: &Daemon,
+    node: &str,
+    id: &CellId,
+    cell: &v1::Cell,
+) -> Result<(), Error> {
     if cell.state() == CellState::Open {
         return Ok(());
     }
@@ -68,8 +73,12 @@ pub(crate) async fn open(daemon: &Daemon, id: &CellId, cell: &v1::Cell) -> Resul
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
-    let may_be_begun = matches!(cell.state(), CellState::Free | CellState::Held);
-    if may_be_begun && matches!(error, Error::Daemon(_)) {
+    // One that is gone meanwhile was deleted by another node, and is never made again.
+    let is_refused = error.daemon_kind() == Some(ErrorKind::InUse);
+    if is_refused
+        && may_be_begun(cell)
+        && find(daemon, node, id).await?.is_some_and(|it| may_be_begun(&it))
+    {
         let asked = v1::CreateCellRequest {
             group: id.group.clone(),
             name: id.cell.clone(),
@@ -81,6 +90,19 @@ pub(crate) async fn open(daemon: &Daemon, id: &CellId, cell: &v1::Cell) -> Resul
         }
     }
     Err(with_advice(id, cell, error))
+}
+
+/// Whether an interrupted call may have begun a cell.
+fn may_be_begun(cell: &v1::Cell) -> bool {
+    matches!(cell.state(), CellState::Free | CellState::Held)
+}
+
+/// Whether an error says that the host which has a cell uses a volume of it.
+#[must_use]
+pub(crate) fn is_used_elsewhere(error: &Error) -> bool {
+    let Error::Daemon(detail) = error else { return false };
+    let text = &detail.message;
+    detail.kind() == ErrorKind::InUse && text.contains(" refuses: ") && text.contains(" is in use")
 }
 
 /// The error of a volume whose cell is not open here.
@@ -114,7 +136,7 @@ fn with_advice(id: &CellId, cell: &v1::Cell, error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use blockd_api::v1::{ErrorDetail, ErrorKind};
+    use blockd_api::v1::ErrorDetail;
 
     use super::*;
     use crate::cells::Cells;
@@ -139,6 +161,10 @@ mod tests {
             assert!(advised.to_string().contains(part), "{advised}");
         }
         let refuses = "host 2 refuses: cell csi-1 is in use: its volume csi.1 is attached";
+        assert!(is_used_elsewhere(&error(refuses)));
+        for other in [silent, "host 2 refuses: cell csi-1 is on a daemon that ends"] {
+            assert!(!is_used_elsewhere(&error(other)), "{other}");
+        }
         for (state, text) in [
             (CellState::Elsewhere, refuses),
             (CellState::Elsewhere, "this host was fenced"),

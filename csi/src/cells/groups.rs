@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use blockd_api::v1;
 use blockd_csi_base::error::shown;
@@ -16,63 +17,108 @@ const KNOWN: &str = "volume-groups";
 /// Bytes of that file: a thousand groups.
 const MAX_KNOWN: u64 = 64 * 1024;
 
+/// How long the names are waited for, which the daemon has at hand: kubelet gives its call for them
+/// no long time.
+const NAMES_TIME: Duration = Duration::from_secs(3);
+
 /// All groups with their cells. A daemon that is too old to have any has none.
 ///
 /// # Errors
 /// The daemon does not answer.
 pub(crate) async fn all(daemon: &Daemon) -> Result<Vec<v1::VolumeGroup>, Error> {
-    let asked = v1::ListVolumeGroupsRequest { name: String::new() };
-    daemon.find_groups(asked).await
+    daemon.find_groups(v1::ListVolumeGroupsRequest::default()).await
 }
 
-/// A group with its cells. `node` is this node's name.
+/// Names of all groups, for which no disk is looked at.
 ///
 /// # Errors
-/// FAILED_PRECONDITION: this node's daemon does not have it. UNAVAILABLE: it can't be used now.
-pub(crate) async fn group(
+/// The daemon does not answer.
+pub(crate) async fn names(daemon: &Daemon) -> Result<Vec<String>, Error> {
+    let asked = v1::ListVolumeGroupsRequest { brief: true, ..Default::default() };
+    let groups = daemon.find_groups(asked).await?;
+    Ok(groups.into_iter().map(|group| group.name).collect())
+}
+
+/// The space of a group; `None`: this node's daemon does not have it.
+///
+/// # Errors
+/// UNAVAILABLE: it can't be used now.
+pub(crate) async fn space(daemon: &Daemon, name: &str) -> Result<Option<v1::VolumeGroup>, Error> {
+    let asked = v1::ListVolumeGroupsRequest { brief: true, ..of(name) };
+    group(daemon, asked).await
+}
+
+/// A group with one cell, if that is there, and its space; `None`: this node's daemon does not have
+/// the group.
+///
+/// # Errors
+/// As [`space`].
+pub(crate) async fn with_cell(
     daemon: &Daemon,
-    node: &str,
-    name: &str,
-) -> Result<v1::VolumeGroup, Error> {
-    let asked = v1::ListVolumeGroupsRequest { name: name.to_owned() };
+    group: &str,
+    cell: &str,
+) -> Result<Option<v1::VolumeGroup>, Error> {
+    let asked = v1::ListVolumeGroupsRequest { cell: cell.to_owned(), ..of(group) };
+    let found = self::group(daemon, asked).await?;
+    // An older daemon answers with all.
+    Ok(found.map(|mut group| {
+        group.cells.retain(|one| one.name == cell);
+        group
+    }))
+}
+
+fn of(group: &str) -> v1::ListVolumeGroupsRequest {
+    v1::ListVolumeGroupsRequest { name: group.to_owned(), ..Default::default() }
+}
+
+async fn group(
+    daemon: &Daemon,
+    asked: v1::ListVolumeGroupsRequest,
+) -> Result<Option<v1::VolumeGroup>, Error> {
+    let name = asked.name.clone();
     let found = match daemon.find_groups(asked).await {
         Ok(groups) => groups.into_iter().find(|group| group.name == name),
         Err(error) if error.is_absent() => None,
         Err(error) => return Err(error),
     };
-    let found = found.ok_or_else(|| {
-        let node = shown(node);
-        let problem =
-            format!("is not known to the daemon of node {node}: `blockd vg add {name}` adds it");
-        Error::in_use(format_args!("volume group {name}"), problem)
-    })?;
-    if found.failure.is_empty() {
-        return Ok(found);
+    match found {
+        Some(found) if !found.failure.is_empty() => {
+            let problem = format!("volume group {name}: {}", shown(&found.failure));
+            Err(Error::Unavailable { address: daemon.address(), problem })
+        }
+        found => Ok(found),
     }
-    let problem = format!("volume group {name}: {}", shown(&found.failure));
-    Err(Error::Unavailable { address: daemon.address(), problem })
 }
 
-/// The cell of a volume; `None` where there is none.
+/// The cell of a volume; `None` where there is none. `node` is this node's name.
 ///
 /// # Errors
-/// As [`group`].
+/// FAILED_PRECONDITION: this node's daemon does not have the group. UNAVAILABLE: it can't be used
+/// now.
 pub(crate) async fn find(
     daemon: &Daemon,
     node: &str,
     id: &CellId,
 ) -> Result<Option<v1::Cell>, Error> {
-    let group = group(daemon, node, &id.group).await?;
-    Ok(group.cells.into_iter().find(|cell| cell.name == id.cell))
+    let Some(group) = with_cell(daemon, &id.group, &id.cell).await? else {
+        let (node, name) = (shown(node), &id.group);
+        let problem =
+            format!("is not known to the daemon of node {node}: `blockd vg add {name}` adds it");
+        return Err(Error::in_use(format_args!("volume group {name}"), problem));
+    };
+    Ok(group.cells.into_iter().next())
 }
 
 /// Names of the groups, for the topology of this node. While the daemon is away they are those of
 /// its last answer: a node that boots is registered before its daemon serves, perhaps.
 pub(crate) async fn known_names(daemon: &Daemon, state_dir: &Path) -> Vec<String> {
     let path = state_dir.join(KNOWN);
-    let mut names: Vec<String> = match all(daemon).await {
-        Ok(groups) => {
-            let names: Vec<String> = groups.into_iter().map(|group| group.name).collect();
+    let answer = tokio::time::timeout(NAMES_TIME, names(daemon)).await.unwrap_or_else(|_| {
+        let problem = "no answer in time".to_owned();
+        Err(Error::Unavailable { address: daemon.address(), problem })
+    });
+    let mut names = match answer {
+        Ok(names) => {
             if let Err(error) = remember(&path, &names) {
                 tracing::warn!(path = %path.display(), %error, "volume groups are not remembered");
             }

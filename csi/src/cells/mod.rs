@@ -19,8 +19,8 @@ use crate::ids::Names;
 use crate::limits::MAX_STRING;
 use crate::proto::Topology;
 
-pub(crate) use self::bring::{Aim, bring, open, unopened};
-pub(crate) use self::groups::{all, find, group, known_names};
+pub(crate) use self::bring::{Aim, bring, is_used_elsewhere, open, unopened};
+pub(crate) use self::groups::{all, find, known_names, names, space, with_cell};
 
 /// Begins the name of each cell of a plugin.
 const CELL: &str = "csi-";

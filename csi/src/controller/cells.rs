@@ -4,10 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use blockd_api::v1::{self, CellState};
+use blockd_api::v1::{self, CellState, ErrorKind};
 use blockd_csi_base::bytes::Bytes;
 
 use crate::cells::{self, Aim, CellId};
+use crate::daemon::Daemon;
 use crate::error::Error;
 use crate::health::{self, unknown};
 use crate::ids::VolumeId;
@@ -49,7 +50,7 @@ pub(super) async fn create(
     let _id = plugin.locks.take(&id.to_string())?;
     let size = asked.size(plugin, &any_pool(), &Source::Nothing)?;
     refuse_elsewhere(plugin, &id, &asked.name).await?;
-    let is_new = open_or_make(plugin, &id, size).await?;
+    open_or_make(plugin, &id, size).await?;
     let mut context = asked.context_of_fs(plugin);
     if let Some(word) = asked.parameters.front_end.and_then(v1::FrontEnd::word) {
         context.insert(keys.front_end(), word.to_owned());
@@ -72,12 +73,10 @@ pub(super) async fn create(
     };
     let volume = match make(plugin, asked, &spec).await {
         Ok(volume) => volume,
-        Err(error) => {
-            if is_new && error.daemon_kind().is_some() {
-                remove(plugin, &id).await;
-            }
-            return Err(error);
+        Err(error) if error.daemon_kind().is_some() => {
+            return Err(remove_unused(plugin, &id, error).await);
         }
+        Err(error) => return Err(error),
     };
     Ok(proto::CreateVolumeResponse {
         volume: Some(proto::Volume {
@@ -99,9 +98,14 @@ fn any_pool() -> v1::Pool {
 /// A name is that of one volume, whatever its group or pool: a class may have changed between two
 /// tries.
 async fn refuse_elsewhere(plugin: &Plugin, id: &CellId, name: &str) -> Result<(), Error> {
-    for group in cells::all(&plugin.daemon).await? {
-        if group.name != id.group && group.cells.iter().any(|cell| cell.name == id.cell) {
-            return Err(Error::exists(("volume", name), "volume-group", group.name, &id.group));
+    for group in cells::names(&plugin.daemon).await? {
+        let is_other = group != id.group;
+        let found = match is_other {
+            true => cells::with_cell(&plugin.daemon, &group, &id.cell).await?,
+            false => None,
+        };
+        if found.is_some_and(|found| !found.cells.is_empty()) {
+            return Err(Error::exists(("volume", name), "volume-group", group, &id.group));
         }
     }
     for pool in plugin.pools().await?.names() {
@@ -113,14 +117,24 @@ async fn refuse_elsewhere(plugin: &Plugin, id: &CellId, name: &str) -> Result<()
     Ok(())
 }
 
-/// Has the cell open here. True if it was made.
-async fn open_or_make(plugin: &Plugin, id: &CellId, size: Bytes) -> Result<bool, Error> {
-    let group = cells::group(&plugin.daemon, &plugin.settings.place.node, &id.group).await?;
-    if let Some(cell) = group.cells.iter().find(|cell| cell.name == id.cell) {
-        cells::open(&plugin.daemon, id, cell).await?;
-        return Ok(false);
+/// Has the cell open here. As long as there is a cell that can't be opened, the call is to be
+/// repeated: with an error that ends it the volume would never be deleted.
+async fn open_or_make(plugin: &Plugin, id: &CellId, size: Bytes) -> Result<(), Error> {
+    let (daemon, node) = (&plugin.daemon, &plugin.settings.place.node);
+    let Some(group) = cells::with_cell(daemon, &id.group, &id.cell).await? else {
+        // With this code alone another node is chosen.
+        let place = format!(
+            "in volume group {group}, which the daemon here does not have (`blockd vg add {group}` \
+             adds it)",
+            group = id.group
+        );
+        return Err(Error::Elsewhere { place, node: node.clone() });
+    };
+    if let Some(cell) = group.cells.first() {
+        let opened = cells::open(daemon, node, id, cell).await;
+        return opened.map_err(|error| to_be_repeated(id, error));
     }
-    let free = Bytes::new(group.free_bytes).unwrap_or_default();
+    let free = room(Bytes::new(group.free_bytes).unwrap_or_default());
     if size > free {
         let why = ", in the volume group of that name".to_owned();
         return Err(Error::NoSpace { pool: id.group.clone(), requested: size, free, why });
@@ -131,7 +145,26 @@ async fn open_or_make(plugin: &Plugin, id: &CellId, size: Bytes) -> Result<bool,
         device_bytes: cell_size(size).get(),
         extent_size: 0,
     };
-    plugin.daemon.create_cell(asked).await.map(|answer| answer.changed)
+    let Err(error) = daemon.create_cell(asked).await else { return Ok(()) };
+    let is_answered = error.daemon_kind().is_some();
+    match is_answered && cells::find(daemon, node, id).await?.is_some() {
+        true => Err(to_be_repeated(id, error)),
+        false => Err(error),
+    }
+}
+
+/// The error of a call that has to be repeated.
+fn to_be_repeated(id: &CellId, error: Error) -> Error {
+    if error.daemon_kind().is_none() && !matches!(error, Error::InUse { .. }) {
+        return error;
+    }
+    Error::Aborted { what: format!("volume {id}"), problem: format!("has a cell already: {error}") }
+}
+
+/// The largest volume in a group with so much free space.
+fn room(free: Bytes) -> Bytes {
+    let is_small = free < MOST_AT_FIRST.saturating_add(OVERHEAD);
+    if is_small { free.saturating_sub(OVERHEAD) } else { free }
 }
 
 /// Bytes of a new cell for a volume of this size, which is thin.
@@ -161,24 +194,53 @@ async fn make(plugin: &Plugin, asked: &Asked, spec: &CreateSpec<'_>) -> Result<v
     provision::finish(plugin, spec, volume, made.changed).await
 }
 
-/// Removes a cell that was made for nothing. If that fails, the repeat finds it.
-async fn remove(plugin: &Plugin, id: &CellId) {
+/// Removes the cell of a failed call that has no volume. Gives the error of the call, which has to
+/// be repeated where the cell stays.
+async fn remove_unused(plugin: &Plugin, id: &CellId, error: Error) -> Error {
+    if let Ok(Some(_)) = plugin.daemon.find_volume(&id.cell, &id.volume).await {
+        return error;
+    }
     let (group, name) = (id.group.clone(), id.cell.clone());
     let asked = v1::DeleteCellRequest { group, name, force: false };
-    if let Err(error) = plugin.daemon.delete_cell(asked).await {
-        tracing::warn!(cell = id.cell, %error, "the cell of a failed call is still there");
+    match plugin.daemon.delete_cell(asked).await {
+        Ok(_) => error,
+        Err(problem) => {
+            tracing::warn!(cell = id.cell, %problem, "the cell of a failed call is still there");
+            to_be_repeated(id, error)
+        }
     }
 }
 
 /// Deletes a volume with its cell, which comes here first.
 ///
 /// # Errors
-/// FAILED_PRECONDITION: it is attached here or on another node.
+/// FAILED_PRECONDITION: it is attached here or on another node. ABORTED: another node has taken it
+/// meanwhile.
 pub(super) async fn delete(plugin: &Plugin, id: &CellId) -> Result<(), Error> {
     let (daemon, node) = (&plugin.daemon, &plugin.settings.place.node);
     let Some(cell) = cells::find(daemon, node, id).await? else { return Ok(()) };
     refuse_standby(plugin, id).await?;
-    cells::open(daemon, id, &cell).await?;
+    let (was_open, error) = match cells::open(daemon, node, id, &cell).await {
+        Err(error) => (false, error),
+        Ok(()) => match delete_open(daemon, id).await {
+            Err(error) => (true, error),
+            Ok(()) => return Ok(()),
+        },
+    };
+    if !matches!(error.daemon_kind(), Some(ErrorKind::NotFound | ErrorKind::InUse)) {
+        return Err(error);
+    }
+    // Another node may have deleted or taken it between the steps.
+    let Some(cell) = cells::find(daemon, node, id).await? else { return Ok(()) };
+    if error.is_absent() || was_open && cell.state() != CellState::Open {
+        let problem = format!("was taken or changed by another node meanwhile: {error}");
+        return Err(Error::Aborted { what: format!("volume {id}"), problem });
+    }
+    Err(error)
+}
+
+/// Deletes a volume whose cell is open here, with the cell.
+async fn delete_open(daemon: &Daemon, id: &CellId) -> Result<(), Error> {
     let asked = v1::DeleteVolumeRequest {
         name: id.volume.clone(),
         pool: id.cell.clone(),
@@ -213,15 +275,11 @@ pub(super) async fn capacity(
     group: &str,
     header: Bytes,
 ) -> Result<Capacity, Error> {
-    let node = &plugin.settings.place.node;
-    let found = match cells::group(&plugin.daemon, node, group).await {
-        Ok(found) => found,
-        // The node does not have the group.
-        Err(Error::InUse { .. }) => return Ok(Capacity::default()),
-        Err(error) => return Err(error),
+    let Some(found) = cells::space(&plugin.daemon, group).await? else {
+        return Ok(Capacity::default());
     };
     let free = Bytes::new(found.free_bytes).unwrap_or_default();
-    let available = free.saturating_sub(header).round_down(Bytes::constant(i64::from(BLOCK)));
+    let available = room(free).saturating_sub(header).round_down(Bytes::constant(i64::from(BLOCK)));
     Ok(Capacity { available, maximum: available.min(MAX_VOLUME) })
 }
 
@@ -292,8 +350,8 @@ pub(super) async fn expand(
     let node = &plugin.settings.place.node;
     match cells::bring(&plugin.daemon, node, id, Aim::Alone).await {
         Ok(()) => {}
-        Err(Error::Daemon(detail)) if detail.kind() == v1::ErrorKind::InUse => {
-            tracing::info!(volume = %id, problem = detail.message, "left to the node that uses it");
+        Err(error) if cells::is_used_elsewhere(&error) => {
+            tracing::info!(volume = %id, %error, "left to the node that uses it");
             return Ok(None);
         }
         Err(error) => return Err(error),
@@ -340,5 +398,16 @@ mod tests {
         assert_eq!(cell_size(bytes(8)), bytes(72));
         assert_eq!(cell_size(bytes(960)), bytes(1024));
         assert_eq!(cell_size(bytes(1 << 20)), bytes(1024));
+    }
+
+    #[test]
+    fn what_a_group_has_room_for_can_be_made() {
+        let bytes = |mib: i64| Bytes::constant(mib * 1_048_576);
+        assert_eq!(room(bytes(32)), Bytes::ZERO);
+        for free in [64, 512, 1023, 1024, 1087, 1088, 4096] {
+            let volume = room(bytes(free));
+            assert!(cell_size(volume) <= bytes(free) && volume <= bytes(free), "{free}");
+        }
+        assert_eq!((room(bytes(1087)), room(bytes(1088))), (bytes(1023), bytes(1088)));
     }
 }

@@ -149,7 +149,8 @@ fn shown(volume: &v1::Volume) -> Volume {
         if own { device.as_ref().is_some_and(devices::is_read_only) } else { volume.read_only };
     Volume {
         size_bytes: volume.size_bytes,
-        empty: !own && volume.valid_bytes == 0,
+        empty: !own && !volume.standby && volume.valid_bytes == 0,
+        standby: volume.standby,
         device,
         read_only,
         mapped_bytes: volume.mapped_bytes,

@@ -64,6 +64,7 @@ impl Request<'_> {
 /// When it is staged in another way, holds something else, or a step fails.
 pub fn stage(world: &World<'_>, request: &Request<'_>) -> Result<()> {
     let volume = steps::existing(world, request.volume, request.place)?;
+    refuse_standby(request, &volume)?;
     if volume.encrypted {
         // Plaintext on its device would overwrite its header.
         let problem = "is encrypted, and its volume context asks for no encryption: its \
@@ -121,10 +122,23 @@ fn attach(
     read_only: bool,
 ) -> Result<Volume> {
     let attached = steps::attach(world, request.place, volume, read_only)?;
+    refuse_standby(request, &attached)?;
     if let Some(stored) = world.volumes.record(request.volume) {
         *record = stored;
     }
     Ok(attached)
+}
+
+/// Refuses a volume that another node may write: its file system or the mapping over it would be
+/// stale (H14).
+fn refuse_standby(request: &Request<'_>, volume: &Volume) -> Result<()> {
+    let is_shared = request.spec.is_none() && request.mode == Mode::ManyNodes;
+    if !volume.standby || is_shared {
+        return Ok(());
+    }
+    let problem = "is attached on standby, as its cell is on another node: it can be staged as a \
+                   block device with MULTI_NODE_MULTI_WRITER alone";
+    Err(Error::in_use(format_args!("volume {}", request.volume), problem))
 }
 
 /// Refuses a path at which something else is mounted.

@@ -24,6 +24,8 @@ pub struct Volume {
     pub size_bytes: i64,
     /// Whether it was never written, or completely discarded.
     pub empty: bool,
+    /// Its cell is on another node. Nothing is known of its content then.
+    pub standby: bool,
     /// Its block device, while it is attached as one.
     pub device: Option<Device>,
     /// Attached so that it can't be written.

@@ -25,7 +25,7 @@ use crate::parameters::Keys;
 use crate::plugin::{Plugin, Settings, Streams};
 use crate::topology::Place;
 
-pub(crate) use self::fake::{Cell, Fake, StreamStep};
+pub(crate) use self::fake::{Cell, Fake, Rival, StreamStep};
 pub(crate) use self::pmem::Memory;
 
 /// 2^20.

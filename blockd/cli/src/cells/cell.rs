@@ -235,7 +235,7 @@ impl CellVerb {
 
 impl List {
     async fn run(self, context: &Context) -> Result<(), Error> {
-        let request = ListVolumeGroupsRequest { name: self.group };
+        let request = ListVolumeGroupsRequest { name: self.group, ..Default::default() };
         let groups = context.client().await?.list_volume_groups(request).await?.groups;
         for group in groups.iter().filter(|group| !group.failure.is_empty()) {
             eprintln!("blockd: warning: {}: {}", group.name, group.failure);

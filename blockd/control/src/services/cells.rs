@@ -30,22 +30,61 @@ const LEAST_GRANT: u64 = 1024 << 20;
 /// as it takes until a dead host's lease has expired, with one more try.
 const OUTAGE_SECONDS: u64 = 160;
 
+/// How much of a group is looked at. LVM lists the leases of cells one by one.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Look {
+    All,
+    /// The space and one cell.
+    Cell(CellName),
+    Space,
+    /// No disk, which may hang.
+    Nothing,
+}
+
 impl Control {
+    /// Groups, as far as a request asks for them.
+    pub(super) async fn list_groups(
+        &self,
+        asked: &v1::ListVolumeGroupsRequest,
+    ) -> Result<Vec<v1::VolumeGroup>, Error> {
+        let look = match (asked.cell.as_str(), asked.brief) {
+            ("", false) => Look::All,
+            ("", true) if asked.name.is_empty() => Look::Nothing,
+            ("", true) => Look::Space,
+            (name, false) => {
+                let allowed = CellName::ALLOWED;
+                let cell = CellName::parse(name);
+                Look::Cell(cell.ok_or_else(|| Error::invalid("cell", name, allowed))?)
+            }
+            (_, true) => return Err(Error::invalid("brief", "true", "left out with cell")),
+        };
+        self.describe_by(&asked.name, &look).await
+    }
+
     /// Groups with their cells; of one name, or all.
+    #[cfg(test)]
     pub(super) async fn describe_groups(&self, name: &str) -> Result<Vec<v1::VolumeGroup>, Error> {
+        self.describe_by(name, &Look::All).await
+    }
+
+    async fn describe_by(&self, name: &str, look: &Look) -> Result<Vec<v1::VolumeGroup>, Error> {
         let groups = match name {
             "" => self.0.groups.all(),
             name => vec![self.group(name)?],
         };
-        Ok(self.describe_these(groups).await)
+        Ok(self.describe_these(groups, look).await)
     }
 
     /// Looks at groups with their cells, side by side.
-    pub(super) async fn describe_these(&self, groups: Vec<Arc<Group>>) -> Vec<v1::VolumeGroup> {
+    pub(super) async fn describe_these(
+        &self,
+        groups: Vec<Arc<Group>>,
+        look: &Look,
+    ) -> Vec<v1::VolumeGroup> {
         let mut describing = tokio::task::JoinSet::new();
         for group in groups {
-            let control = self.clone();
-            describing.spawn(async move { control.describe_group(group).await });
+            let (control, look) = (self.clone(), look.clone());
+            describing.spawn(async move { control.describe_group_by(group, look).await });
         }
         let mut described = Vec::new();
         while let Some(Ok(group)) = describing.join_next().await {
@@ -57,14 +96,25 @@ impl Control {
 
     /// A group with its cells. One that does not answer in time is described without them.
     pub(super) async fn describe_group(&self, group: Arc<Group>) -> v1::VolumeGroup {
+        self.describe_group_by(group, Look::All).await
+    }
+
+    async fn describe_group_by(&self, group: Arc<Group>, look: Look) -> v1::VolumeGroup {
         // Records that are made while keys are read are newer than these.
         let (looked_at, before) = (Arc::clone(&group), group.member().dead().clone());
-        let has_dead = !before.is_empty();
+        // They are needed for hosts that were declared dead alone.
+        let wants_keys = look == Look::All && !before.is_empty();
         let looking = blocking(move || {
             let coordinator = looked_at.coordinator();
-            let (space, cells) = (coordinator.space()?, coordinator.cells()?);
-            // They are needed for hosts that were declared dead alone.
-            Ok((space, cells, if has_dead { coordinator.keys()? } else { Vec::new() }))
+            let (space, cells) = match &look {
+                Look::All => (coordinator.space()?, coordinator.cells()?),
+                Look::Cell(name) => {
+                    (coordinator.space()?, coordinator.cell(name)?.into_iter().collect())
+                }
+                Look::Space => (coordinator.space()?, Vec::new()),
+                Look::Nothing => (Space::default(), Vec::new()),
+            };
+            Ok((space, cells, if wants_keys { coordinator.keys()? } else { Vec::new() }))
         });
         let looked: Result<(Space, Vec<Cell>, Vec<Key>), Error> =
             tokio::time::timeout(LOOK_LIMIT, looking).await.unwrap_or_else(|_| {

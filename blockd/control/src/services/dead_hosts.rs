@@ -16,7 +16,7 @@ use blockd_media::error::{Error, shown};
 use tokio::sync::mpsc::UnboundedSender;
 use tonic::Status;
 
-use super::cells::cell_name;
+use super::cells::{Look, cell_name};
 use super::dead_record::DeadHost;
 use super::groups::Group;
 use super::making::Lock;
@@ -125,7 +125,7 @@ impl Control {
         let mut groups = self.0.groups.all();
         groups.retain(|group| !group.member().dead().is_empty());
         let mut nodes = Vec::new();
-        for group in self.describe_these(groups).await {
+        for group in self.describe_these(groups, &Look::All).await {
             for dead in group.dead {
                 nodes.push(v1::Node {
                     id: format!("{}/{}", group.name, dead.host),

@@ -23,6 +23,7 @@ mod events;
 mod exports;
 mod extend;
 mod folds;
+mod group_checks;
 mod groups;
 mod handing_on;
 mod health;

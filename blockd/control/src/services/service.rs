@@ -483,7 +483,7 @@ impl Calls for Control {
     ) -> Answer<v1::ListVolumeGroupsResponse> {
         let (control, asked) = (self.clone(), asked.into_inner());
         whole(async move {
-            let groups = control.describe_groups(&asked.name).await?;
+            let groups = control.list_groups(&asked).await?;
             Ok(v1::ListVolumeGroupsResponse { groups })
         })
         .await

@@ -109,7 +109,7 @@ async fn volumes(rig: &mut Rig, pool: &str) -> Vec<String> {
 }
 
 async fn group(rig: &mut Rig) -> v1::VolumeGroup {
-    let request = v1::ListVolumeGroupsRequest { name: GROUP.to_owned() };
+    let request = v1::ListVolumeGroupsRequest { name: GROUP.to_owned(), ..Default::default() };
     let listed = rig.client.list_volume_groups(request).await.unwrap().into_inner();
     listed.groups.into_iter().next().unwrap()
 }
@@ -491,6 +491,43 @@ async fn the_next_start_opens_the_cells_that_are_held_and_forgets_the_others() {
         next.remembered_pools().unwrap().into_iter().map(|config| config.name).collect();
     assert_eq!(remembered, ["one"]);
     assert_eq!(next.describe_groups(GROUP).await.unwrap()[0].cells.len(), 1);
+}
+
+#[tokio::test]
+async fn a_group_is_listed_with_one_cell_and_by_its_name_without_a_look_at_a_disk() {
+    let (place, mut rig) = (folder_on_disk(), Rig::without_pool(folder()).await);
+    let request = v1::AddVolumeGroupRequest {
+        name: GROUP.to_owned(),
+        folder: place.path().display().to_string(),
+        ..Default::default()
+    };
+    rig.client.add_volume_group(request).await.unwrap();
+    for cell in ["one", "two"] {
+        rig.client.create_cell(creation(cell)).await.unwrap();
+    }
+    let listed = async |name: &str, cell: &str, brief| {
+        let (name, cell) = (name.to_owned(), cell.to_owned());
+        let asked = v1::ListVolumeGroupsRequest { name, cell, brief };
+        rig.control.list_groups(&asked).await
+    };
+    let names = |groups: &[v1::VolumeGroup]| -> Vec<String> {
+        groups[0].cells.iter().map(|cell| cell.name.clone()).collect()
+    };
+    for name in ["", GROUP] {
+        assert_eq!(names(&listed(name, "two", false).await.unwrap()), ["two"]);
+        assert!(names(&listed(name, "three", false).await.unwrap()).is_empty());
+        assert!(names(&listed(name, "", true).await.unwrap()).is_empty());
+    }
+    assert!(listed(GROUP, "", true).await.unwrap()[0].total_bytes > 0);
+    for (cell, brief, problem) in [("two", true, "brief is true"), ("T", false, "cell is T")] {
+        let error = listed(GROUP, cell, brief).await.unwrap_err().to_string();
+        assert!(error.starts_with(problem), "{error}");
+    }
+    // Its disk does not answer.
+    std::fs::remove_dir_all(place.path()).unwrap();
+    assert!(!listed(GROUP, "", true).await.unwrap()[0].failure.is_empty());
+    let found = listed("", "", true).await.unwrap().remove(0);
+    assert_eq!((found.name.as_str(), found.failure.as_str()), (GROUP, ""));
 }
 
 #[tokio::test]

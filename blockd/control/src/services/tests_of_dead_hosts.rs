@@ -122,7 +122,7 @@ impl Hosts {
     }
 
     async fn group(&mut self) -> v1::VolumeGroup {
-        let request = v1::ListVolumeGroupsRequest { name: GROUP.to_owned() };
+        let request = v1::ListVolumeGroupsRequest { name: GROUP.to_owned(), ..Default::default() };
         let listed = self.this.client.list_volume_groups(request).await.unwrap().into_inner();
         listed.groups.into_iter().next().unwrap()
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cells::{self, Aim, CellId};
-use crate::testing::{MIB, Rig};
+use crate::testing::{MIB, Rig, Rival};
 use blockd_api::v1::FrontEnd;
 
 const GROUP: &str = "san";
@@ -187,6 +187,97 @@ async fn a_volume_is_deleted_from_any_node_and_never_while_another_uses_it() {
         delete(&service, &made.volume_id).await.unwrap();
         assert!(rig.fake.cells(GROUP).is_empty() && rig.fake.volumes().is_empty());
     }
+}
+
+#[tokio::test]
+async fn a_cell_that_another_node_deletes_meanwhile_is_not_made_again() {
+    for holder in [0, 2] {
+        let rig = rig();
+        let service = rig.controller();
+        let made = make(&service, request("pvc-1")).await;
+        let cell = id(&service, &made);
+        rig.fake.move_cell(GROUP, &cell.cell, holder);
+        rig.fake.before("take_cell", Rival::Deletes);
+        let error = bring(&service, &cell, Aim::Alone).await.unwrap_err();
+        assert_eq!((error.code(), rig.fake.cells(GROUP).len()), (Code::NotFound, 0));
+        // Neither while one that was begun is looked at.
+        make(&service, request("pvc-1")).await;
+        rig.fake.move_cell(GROUP, &cell.cell, 0);
+        rig.fake.change_group(GROUP, |group| {
+            group.cells.get_mut(&cell.cell).unwrap().is_begun = true;
+        });
+        rig.fake.refuse(Some("take_cell"));
+        rig.fake.before("take_cell", Rival::Deletes);
+        bring(&service, &cell, Aim::Alone).await.unwrap_err();
+        assert!(rig.fake.cells(GROUP).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_volume_that_another_node_deletes_or_takes_meanwhile() {
+    for call in ["take_cell", "delete_volume", "delete_cell"] {
+        let rig = rig();
+        let service = rig.controller();
+        let made = make(&service, request("pvc-1")).await;
+        let prepare = || {
+            if call == "take_cell" {
+                rig.fake.move_cell(GROUP, &id(&service, &made).cell, 2);
+            }
+        };
+        prepare();
+        rig.fake.before(call, Rival::Deletes);
+        delete(&service, &made.volume_id).await.unwrap();
+        assert!(rig.fake.cells(GROUP).is_empty(), "{call}");
+        make(&service, request("pvc-1")).await;
+        prepare();
+        rig.fake.before(call, Rival::Takes);
+        let error = delete(&service, &made.volume_id).await.unwrap_err();
+        let expected = if call == "take_cell" { Code::FailedPrecondition } else { Code::Aborted };
+        assert_eq!(error.code(), expected, "{call}: {error}");
+        assert_eq!(rig.fake.cells(GROUP).len(), 1, "{call}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_leaves_a_cell_is_to_be_repeated() {
+    let rig = rig();
+    let service = rig.controller();
+    let made = make(&service, request("pvc-1")).await;
+    let cell = id(&service, &made).cell;
+    rig.fake.move_cell(GROUP, &cell, 2);
+    rig.fake.change_group(GROUP, |group| group.cells.get_mut(&cell).unwrap().is_silent = true);
+    let (code, text) = refused(create(&service, request("pvc-1")).await);
+    assert_eq!((code, text.contains("has a cell already")), (Code::Aborted, true), "{text}");
+    rig.fake.change_group(GROUP, |group| group.cells.clear());
+    // One without a volume is removed, whichever call has made it.
+    rig.fake.change_group(GROUP, |group| {
+        let begun = crate::testing::Cell { bytes: MIB, is_begun: true, ..Default::default() };
+        group.cells.insert(cell.clone(), begun);
+    });
+    rig.fake.remove(&cell, &id(&service, &made).volume);
+    rig.fake.refuse(Some("create_volume"));
+    assert_eq!(refused(create(&service, request("pvc-1")).await).0, Code::FailedPrecondition);
+    assert!(rig.fake.cells(GROUP).is_empty());
+}
+
+#[tokio::test]
+async fn a_node_without_the_group_leaves_the_volume_to_another_one() {
+    let rig = Rig::simple();
+    let service = rig.controller();
+    let (code, text) = refused(create(&service, request("pvc-1")).await);
+    assert_eq!(code, Code::ResourceExhausted);
+    assert!(text.contains("volume group san") && text.contains("blockd vg add"), "{text}");
+}
+
+#[tokio::test]
+async fn another_group_that_does_not_answer_is_not_taken_for_an_empty_one() {
+    let rig = rig();
+    rig.fake.add_group("other", FREE);
+    rig.fake.change_group("other", |group| group.failure = "hangs".to_owned());
+    let service = rig.controller();
+    let (code, text) = refused(create(&service, request("pvc-1")).await);
+    assert_eq!((code, text.contains("volume group other: hangs")), (Code::Unavailable, true));
+    assert!(rig.fake.cells(GROUP).is_empty());
 }
 
 #[tokio::test]
@@ -376,6 +467,16 @@ async fn a_volume_grows_where_it_is_and_is_left_to_the_node_that_uses_it() {
     assert_eq!(expand(6000).await, (6000, true));
     let size = rig.fake.volume(&cell.cell, &cell.volume).unwrap().size_bytes;
     assert_eq!(size, 5002 * MIB);
+    // Another cause is none of a node that uses it.
+    rig.fake.refuse(Some("take_cell"));
+    let request = proto::ControllerExpandVolumeRequest {
+        volume_id: made.volume_id.clone(),
+        capacity_range: range(6000 * MIB, 0),
+        volume_capability: Some(block(Mode::MultiNodeMultiWriter)),
+        ..Default::default()
+    };
+    let answer = service.controller_expand_volume(Request::new(request)).await;
+    assert_eq!(answer.unwrap_err().code(), Code::FailedPrecondition);
 }
 
 #[tokio::test]

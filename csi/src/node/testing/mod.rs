@@ -63,6 +63,8 @@ pub(crate) struct Stored {
     pub(crate) shown: i64,
     /// Its device is the kernel's own.
     pub(crate) own: bool,
+    /// Its cell is on another node.
+    pub(crate) standby: bool,
     /// The daemon has the label of encrypted volumes.
     pub(crate) labelled: bool,
     /// The image in its file system, which is a device while it has a loop device; or the content
@@ -73,7 +75,8 @@ pub(crate) struct Stored {
 impl Stored {
     fn new(size: i64, held: Held) -> Self {
         let (minor, read_only, own, labelled, image) = (None, false, false, false, None);
-        Self { size, held, minor, read_only, shown: size, own, labelled, image }
+        let standby = false;
+        Self { size, held, minor, read_only, shown: size, own, standby, labelled, image }
     }
 
     /// The device of that number: it, or the loop device over its image.
@@ -268,7 +271,8 @@ fn shown(volume: &Stored, problem: &str) -> Volume {
     let device = |minor| Device { path: format!("/dev/ublkb{minor}").into(), major: 259, minor };
     Volume {
         size_bytes: volume.size,
-        empty: !volume.own && volume.held == Held::Nothing,
+        empty: !volume.own && !volume.standby && volume.held == Held::Nothing,
+        standby: volume.standby,
         device: volume.minor.map(device),
         read_only: volume.read_only,
         mapped_bytes: volume.size / 4,

@@ -40,6 +40,24 @@ fn a_device_that_holds_anything_is_never_formatted() {
 }
 
 #[test]
+fn a_volume_on_standby_is_no_empty_one_and_is_staged_as_a_shared_device_alone() {
+    let node = node(Held::Nothing);
+    node.stage_at(STAGING, Mode::ManyNodes, None).unwrap();
+    node.world.state().volumes.get_mut("csi.a").unwrap().standby = true;
+    let volume = node.world.get(&node.place).unwrap().unwrap();
+    assert!(volume.standby && !volume.empty);
+    node.stage_at(STAGING, Mode::ManyNodes, None).unwrap();
+    node.unstage().unwrap();
+    for mode in [Mode::Writer, Mode::ReaderOnly] {
+        assert_eq!(code(node.stage(mode, "ext4")), Code::FailedPrecondition);
+        assert_eq!(code(node.stage_at(STAGING, mode, None)), Code::FailedPrecondition);
+    }
+    let state = node.world.state();
+    assert_eq!(state.volumes["csi.a"].held, Held::Nothing);
+    assert!(state.records.is_empty() && state.mounts.is_empty());
+}
+
+#[test]
 fn an_empty_device_gets_the_wanted_file_system_and_keeps_it() {
     for name in ["ext4", "xfs", "btrfs", ""] {
         let node = node(Held::Nothing);

@@ -35,7 +35,20 @@ pub(crate) struct Cell {
     pub(crate) standby: Option<String>,
 }
 
+/// Another node, which does this with all cells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Rival {
+    Deletes,
+    /// It takes them and uses their volumes.
+    Takes,
+}
+
 impl Fake {
+    /// Another node works on the cells just before the next call of that name.
+    pub(crate) fn before(&self, call: &'static str, rival: Rival) {
+        self.0.lock().before = Some((call, rival));
+    }
+
     /// Has a group with this free space, in bytes.
     pub(crate) fn add_group(&self, name: &str, free: i64) {
         let group = Group { free, ..Group::default() };
@@ -65,6 +78,21 @@ fn in_use(message: String) -> Status {
 }
 
 impl State {
+    pub(super) fn act_as(&mut self, rival: Rival) {
+        for group in self.groups.values_mut() {
+            self.pools.retain(|pool| !group.cells.contains_key(&pool.0));
+            match rival {
+                Rival::Deletes => {
+                    self.volumes.retain(|(pool, _), _| !group.cells.contains_key(pool));
+                    group.cells.clear();
+                }
+                Rival::Takes => group.cells.values_mut().for_each(|cell| {
+                    (cell.holder, cell.is_used) = (HOST + 1, true);
+                }),
+            }
+        }
+    }
+
     fn group(&mut self, name: &str) -> Result<&mut Group, Status> {
         let group = self.groups.get_mut(name).ok_or_else(|| absent(name))?;
         match group.failure.is_empty() {
@@ -97,7 +125,10 @@ impl State {
         let all = self.groups.iter();
         let wanted = all.filter(|(name, _)| asked.name.is_empty() || **name == asked.name);
         let describe = |(name, group): (&String, &Group)| {
-            let cells = group.cells.iter().map(|(cell, it)| v1::Cell {
+            let listed = group.cells.iter();
+            let listed = listed.filter(|(cell, _)| asked.cell.is_empty() || **cell == asked.cell);
+            let listed = listed.filter(|_| !asked.brief);
+            let cells = listed.map(|(cell, it)| v1::Cell {
                 name: cell.clone(),
                 group: name.clone(),
                 device_bytes: it.bytes,

@@ -18,7 +18,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::pmem::Memory;
 
-pub(crate) use self::cells::Cell;
+pub(crate) use self::cells::{Cell, Rival};
 
 /// Keeps volumes in memory.
 #[derive(Clone)]
@@ -50,6 +50,8 @@ struct State {
     groups: BTreeMap<String, cells::Group>,
     /// The call that is refused from now on.
     refuses: Option<&'static str>,
+    /// Another node that acts just before the next call of that name.
+    before: Option<(&'static str, cells::Rival)>,
 }
 
 /// The message of that number, to that request.
@@ -240,6 +242,9 @@ impl Fake {
         state.is_dead = dies.is_some();
         if dies.is_some_and(|(_, done)| !done) {
             return Err(Status::unavailable("dies before"));
+        }
+        if let Some((_, rival)) = state.before.take_if(|(call, _)| *call == name) {
+            state.act_as(rival);
         }
         let answer = match state.refuses == Some(name) {
             true => Err(state::refused(ErrorKind::InUse, Code::FailedPrecondition, name)),
