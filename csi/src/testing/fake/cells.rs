@@ -39,7 +39,7 @@ pub(crate) struct Cell {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rival {
     Deletes,
-    /// It takes them and uses their volumes.
+    /// Takes them and uses their volumes.
     Takes,
 }
 
