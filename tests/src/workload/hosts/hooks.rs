@@ -1,16 +1,11 @@
 //! A host loses its power while it writes, and is declared dead by the other one: not while a
 //! script fails, and then with everything that was flushed.
 
-use std::time::Duration;
+use anyhow::{Result, ensure};
 
-use anyhow::{Context, Result, ensure};
-
-use super::blocks::FLUSHED;
 use super::lab::Lab;
 use super::rounds::Part;
 
-/// A host writes for at least and at most this long.
-const WRITES_MILLIS: std::ops::Range<u64> = 500..5_000;
 /// Printed by the script that fails.
 const FAILS: &str = "no power switch";
 
@@ -26,12 +21,7 @@ pub fn hooks(part: &Part) -> Result<String> {
     part.each(|_, rng| {
         let victim = lab.give(owner, rng)?;
         let (other, id) = (1 - victim, victim + 1);
-        lab.hosts[victim].ok("attach && blocks $VOLUME fill")?;
-        lab.hosts[victim].send("blocks $VOLUME flushing")?;
-        std::thread::sleep(Duration::from_millis(rng.u64(WRITES_MILLIS)));
-        let said = lab.hosts[victim].cut()?;
-        let last = said.lines().rev().find_map(|line| line.strip_prefix(FLUSHED));
-        let last: u64 = last.context("no write was flushed")?.trim().parse()?;
+        let last = lab.cut_while_writing(victim, rng)?;
         let survivor = &mut lab.hosts[other];
         let declare = format!("blockd node declare-dead vg/{id}");
         survivor.ok(&format!("hook 'echo {FAILS}; exit 3'"))?;

@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use blockd_testkit::folder::Folder;
 use blockd_testkit::tools;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 use super::super::{INSIDE, Run, sparse};
+use super::blocks::FLUSHED;
 use super::machine::Machine;
 use crate::vm::{Drive, Network, Running, Vm, Which};
 
@@ -20,6 +22,8 @@ const OWN: u64 = 64 << 20;
 const ARRAY: &str = "192.0.2.1";
 /// Names of the hosts.
 const HOSTS: [&str; 2] = ["a", "b"];
+/// A host writes for at least and at most this long before its power is cut.
+const WRITES_MILLIS: std::ops::Range<u64> = 500..5_000;
 /// Seconds that sanlock gives a request. It counts a host as dead after 8 times as many and 60.
 const IO_TIMEOUT: u32 = 10;
 /// A host tries for ten minutes to reach the array again.
@@ -85,6 +89,22 @@ impl Lab {
             self.hosts[drawn].ok("blockd cell take vg/one")?;
         }
         Ok(drawn)
+    }
+
+    /// Cuts a host's power while it writes and flushes, and returns the number of the last write
+    /// that it had flushed.
+    pub(super) fn cut_while_writing(
+        &mut self,
+        number: usize,
+        rng: &mut fastrand::Rng,
+    ) -> Result<u64> {
+        let host = &mut self.hosts[number];
+        host.ok("attach && blocks $VOLUME fill")?;
+        host.send("blocks $VOLUME flushing")?;
+        std::thread::sleep(Duration::from_millis(rng.u64(WRITES_MILLIS)));
+        let said = host.cut()?;
+        let last = said.lines().rev().find_map(|line| line.strip_prefix(FLUSHED));
+        Ok(last.context("no write was flushed")?.trim().parse()?)
     }
 
     /// Lets a host fence the other one and take its cell, and returns the seconds that it took.
