@@ -231,7 +231,7 @@ async fn a_host_that_may_be_alive_is_fenced_by_force_alone() {
     let hosts = Hosts::with(&["one"]).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    // What was not published says nothing of death, and neither does a name that nothing resolves.
+    // No published address says nothing of death, and neither does a name that nothing resolves.
     for (place, problem) in [
         (address.as_str(), "answers: its address is"),
         ("", "has published no address"),
