@@ -23,6 +23,23 @@ for setting in hung_task_timeout_secs:30 hung_task_check_interval_secs:10 hung_t
     file=/proc/sys/kernel/${setting%%:*}
     if [ -e "$file" ]; then echo "${setting##*:}" >"$file"; fi
 done
+# Where each thread of the programs stands, and which of the kernel's wait for a device.
+threads() {
+    for thread in /proc/[0-9]*/task/*; do
+        state=$(sed -n 's/^State:[[:space:]]*//p' "$thread/status" 2>/dev/null)
+        if [ -s "$thread/cmdline" ] || [ "${state%% *}" = D ]; then
+            echo "== ${thread#/proc/} $(cat "$thread/comm") $state syscall $(cat "$thread/syscall")"
+            cat "$thread/stack"
+        fi
+    done 2>/dev/null
+}
+# A script that is near the end of its time is stuck somewhere. The kernel's command line has LIMIT.
+if [ "${LIMIT:-0}" -gt 60 ]; then
+    (
+        sleep $((LIMIT - 20))
+        threads >/dev/ttyS0
+    ) &
+fi
 cd /root
 echo @@started
 if [ -e /script-is-first ]; then exec /bin/sh /script; fi

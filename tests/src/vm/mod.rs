@@ -383,8 +383,9 @@ impl Vm {
         let frame = Frame { memory_mib, nodes, cpus, persistence: self.persistence };
         qemu.args(drive::machine(&frame, &self.drives)?);
         qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(folder.join("root"));
-        let counted = if self.counts_instructions.is_some() { COUNTED_WORDS } else { "" };
-        qemu.args(["-append", &format!("{COMMAND_LINE}{counted}{}", self.words)]);
+        let limit = format!(" LIMIT={}", self.limit.as_secs());
+        let more = if self.counts_instructions.is_some() { COUNTED_WORDS } else { &limit };
+        qemu.args(["-append", &format!("{COMMAND_LINE}{more}{}", self.words)]);
         // The kernel's messages go to a file, those of the script to us.
         qemu.arg("-chardev")
             .arg(format!("file,id=kernel,path={}", drive::option(&folder.join("console"))));
