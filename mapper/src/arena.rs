@@ -311,6 +311,9 @@ mod tests {
 
 #[cfg(test)]
 #[cfg(loom)]
+mod loom_alone;
+#[cfg(test)]
+#[cfg(loom)]
 mod loom_tests {
     use loom::{cell::UnsafeCell, sync::Arc, thread};
 

@@ -98,6 +98,29 @@ impl Leaf {
         entry.load_slowly()
     }
 
+    /// The extent of an entry that has all touched sub-blocks, if it is not shared. Takes no lock.
+    ///
+    /// A fold or a move holds the extent that it copies from, publishes the copy and then lets go.
+    /// A write that finds the hold gone, and had read the entry before, would go where nothing is
+    /// read from any more: so the entry is looked at again after the counter.
+    #[must_use]
+    #[inline]
+    pub fn alone(
+        &self,
+        index: usize,
+        touched: u64,
+        is_shared: impl Fn(PhysicalExtent) -> bool,
+    ) -> Option<PhysicalExtent> {
+        let found = self.load(index);
+        let physical = found.physical.filter(|_| touched & !found.valid == 0)?;
+        if is_shared(physical) {
+            return None;
+        }
+        let word = self.entries[index].word.load(Ordering::Acquire);
+        let is_there = word & KIND_MASK != BUSY && mapping(word, 0).physical == Some(physical);
+        is_there.then_some(physical)
+    }
+
     /// The present entry if it is plain, and not just being changed. Takes no lock.
     #[must_use]
     #[inline]

@@ -1,5 +1,6 @@
 //! The data path: one worker per thread, no lock and no record for mapped extents.
 
+mod alone;
 mod attach;
 mod changes;
 mod clear;

@@ -84,13 +84,6 @@ pub(super) fn lookup(pool: &Pool, directory: &Directory, extent: ExtentIndex) ->
         .map_or(Entry::Unmapped, |leaf| pool.arena.entry(leaf, extent.entry()))
 }
 
-/// The part of it that writes go to in place.
-pub(super) fn lookup_top(pool: &Pool, directory: &Directory, extent: ExtentIndex) -> Mapping {
-    directory
-        .load(extent.slot())
-        .map_or(Mapping::UNMAPPED, |leaf| pool.arena.leaf(leaf).load(extent.entry()))
-}
-
 /// Plans until the request or the plan's room ends; returns the bytes planned.
 fn fill(pool: &Pool, directory: &Directory, offset: u64, len: u64, plan: &mut Plan) -> u64 {
     let geometry = pool.geometry;

@@ -1,6 +1,7 @@
 //! Writes: in place where all is mapped and exclusive, otherwise a slow write in the table.
 
-use super::read::{lookup_top, push};
+use super::alone::extent_to_overwrite;
+use super::read::push;
 use super::way::Way;
 use super::{Attachment, Begun, Worker};
 use crate::change::Site;
@@ -138,26 +139,10 @@ impl Worker {
         piece: &Piece,
         plan: &mut Plan,
     ) -> Planned {
-        match self.in_place(directory, piece, lookup_top(&self.pool, directory, piece.extent)) {
+        match extent_to_overwrite(&self.pool, directory, piece.extent, piece.touched) {
             Some(physical) => self.plan_in_place(directory, piece, physical, plan),
             None => self.plan_slow(attachment, directory, piece, plan),
         }
-    }
-
-    /// The extent to overwrite, if every touched sub-block is valid and the extent is not shared.
-    fn in_place(
-        &self,
-        directory: &Directory,
-        piece: &Piece,
-        mapping: Mapping,
-    ) -> Option<PhysicalExtent> {
-        let physical = mapping.physical?;
-        if piece.touched & !mapping.valid != 0 {
-            return None;
-        }
-        let leaf = directory.load(piece.extent.slot())?;
-        let alone = self.pool.arena.meta(leaf).references.load(Ordering::Acquire) == 1;
-        (alone && self.pool.extra(physical) == 0).then_some(physical)
     }
 
     fn plan_in_place(
@@ -251,11 +236,12 @@ impl Worker {
         let site = Site { pool: &self.pool, volume, directory, ring_slot: self.slot };
         let entry = site.entry(piece.extent);
         let top = entry.top();
-        if let Some(physical) = self.in_place(directory, piece, top) {
+        let shared = top.physical.filter(|&physical| !site.is_exclusive(piece.extent, physical));
+        let is_own = top.is_mapped() && shared.is_none();
+        if let Some(physical) = top.physical.filter(|_| is_own && piece.touched & !top.valid == 0) {
             return self.plan_in_place(directory, piece, physical, plan);
         }
         let whole = self.pool.geometry.covered(piece.from, piece.to);
-        let shared = top.physical.filter(|&physical| !site.is_exclusive(piece.extent, physical));
         // Under the stripe's mutex, where the end of redirects is checked.
         let redirects = self.pool.composites() == Composites::On;
         let way = Way::of(redirects, entry, shared, piece.touched, whole);
@@ -266,7 +252,6 @@ impl Worker {
         if self.conflicts(stripe, volume.identity.id, piece, &way) {
             return Planned::Park(ParkReason::InFlight);
         }
-        let is_own = top.is_mapped() && shared.is_none();
         if way.filled != 0 && is_own && !self.may_fill(volume) {
             return Planned::Park(ParkReason::InFlight);
         }

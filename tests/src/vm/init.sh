@@ -26,17 +26,19 @@ done
 # Where each thread of the programs stands, and which of the kernel's wait for a device.
 threads() {
     for thread in /proc/[0-9]*/task/*; do
-        state=$(sed -n 's/^State:[[:space:]]*//p' "$thread/status" 2>/dev/null)
-        if [ -s "$thread/cmdline" ] || [ "${state%% *}" = D ]; then
-            echo "== ${thread#/proc/} $(cat "$thread/comm") $state syscall $(cat "$thread/syscall")"
-            cat "$thread/stack"
+        read -r stat <"$thread/stat" || continue
+        stat=${stat##*) }
+        if [ -e "$thread/exe" ] || [ "${stat%% *}" = D ]; then
+            echo "== ${thread#/proc/} ${stat%% *}"
+            cat "$thread/comm" "$thread/syscall" "$thread/stack"
         fi
     done 2>/dev/null
 }
-# A script that is near the end of its time is stuck somewhere. The kernel's command line has LIMIT.
-if [ "${LIMIT:-0}" -gt 60 ]; then
+# A script that is near the end of its time is stuck somewhere. LIMIT is of the kernel's command
+# line, in seconds from before the boot.
+if [ "${LIMIT:-0}" -gt 110 ]; then
     (
-        sleep $((LIMIT - 20))
+        sleep $((LIMIT - 50))
         threads >/dev/ttyS0
     ) &
 fi
