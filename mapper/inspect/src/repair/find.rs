@@ -1,18 +1,21 @@
 //! The search of a repair: sound parts of the trees, and pages known by their headers alone.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use blockd_mapper::format::catalogue::{VolumeRecord, decode_catalogue};
+use blockd_mapper::format::leaf_page::{LeafEntry, decode_leaf};
 use blockd_mapper::format::page::{self, PageExpect, PageKind};
 use blockd_mapper::format::{PageRef, Place, PoolId, Structure, VolumeName, levels_for};
 use blockd_mapper::geometry::{PAGE_BYTES, PAGE_SIZE};
+use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
 
 use super::super::check::Progress;
 use super::super::dump::Lost;
 use super::super::owners::Owner;
 use super::super::rebuild::{label_pages, leaf_pages};
-use super::super::walk::{PageUse, Stopped, Visitor, decode_whole_leaf};
+use super::super::walk::{NO_ENTRIES, PageUse, Stopped, Visitor, decode_whole_leaf};
 use super::super::{Entries, Reader, State};
 use super::{Orphan, Plan};
 
@@ -42,16 +45,40 @@ pub(super) fn read(reader: &mut Reader<'_>, address: PageAddress) -> Option<Box<
     Some(page.0.to_vec().into_boxed_slice())
 }
 
-/// The entries of a leaf page without a parent, with its reference to an under page.
+/// The content of a leaf page without a parent.
+pub(super) struct OrphanLeaf {
+    pub(super) entries: Box<Entries>,
+    /// Its under page.
+    under: PageRef,
+    /// Entries whose base is not known, as the under page is damaged.
+    without_base: usize,
+}
+
+/// The entries of a leaf page without a parent.
 pub(super) fn orphan_leaf(
     reader: &mut Reader<'_>,
     pool_id: PoolId,
     address: PageAddress,
     slot: u32,
-) -> Option<(Box<Entries>, PageRef)> {
+) -> Option<OrphanLeaf> {
     let page = read(reader, address)?;
     let expect = expect(pool_id, PageKind::Leaf, slot.into());
-    decode_whole_leaf(reader, &page, address, &expect).ok()
+    if let Ok((entries, under)) = decode_whole_leaf(reader, &page, address, &expect) {
+        return Some(OrphanLeaf { entries, under, without_base: 0 });
+    }
+    let leaf = decode_leaf(&page, &expect, reader.limits(), Place::Page(address)).ok()?;
+    let (mut entries, mut without_base) = (Box::new(NO_ENTRIES), 0);
+    for (entry, found) in entries.iter_mut().zip(leaf.iter()) {
+        let mapping = match found {
+            LeafEntry::Plain(mapping) => mapping,
+            LeafEntry::Overlay { overlay, top } => {
+                without_base += 1;
+                Mapping { physical: Some(overlay), valid: top }
+            }
+        };
+        *entry = mapping.into();
+    }
+    Some(OrphanLeaf { entries, under: leaf.under(), without_base })
 }
 
 impl Plan {
@@ -137,10 +164,14 @@ impl Plan {
                     (u64::from(before), age)
                 }
             };
-            let best = candidates.iter().filter(related).max_by_key(rank);
-            let Some(best) = best.copied() else { continue };
-            let found = orphan_leaf(reader, self.pool_id, best.address, slot);
-            let Some((mut entries, under)) = found else { continue };
+            let mut candidates: Vec<_> = candidates.iter().filter(related).copied().collect();
+            candidates.sort_by_key(|orphan| Reverse(rank(&orphan)));
+            let found = candidates.into_iter().find_map(|orphan| {
+                let leaf = orphan_leaf(reader, self.pool_id, orphan.address, slot)?;
+                Some((orphan, leaf))
+            });
+            let Some((best, leaf)) = found else { continue };
+            let OrphanLeaf { mut entries, under, without_base } = leaf;
             let view = view.clone();
             let range = self.bytes(&view, u64::from(slot)..u64::from(slot) + 1);
             let dropped = self.claim(&view, SlotIndex(slot), &mut entries, true);
@@ -152,6 +183,11 @@ impl Plan {
             if dropped > 0 {
                 text.push_str(&format!(
                     "; {dropped} extent(s) of it belong to others and are lost"
+                ));
+            }
+            if without_base > 0 {
+                text.push_str(&format!(
+                    "; {without_base} extent(s) lie in two parts, of which one is lost"
                 ));
             }
             let name = view.record.name.as_str().to_owned();

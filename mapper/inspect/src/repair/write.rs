@@ -15,7 +15,7 @@ use super::super::rebuild::{Builder, MediaMut, PageSource};
 use super::super::walk::{self, Leaf, PageUse, Stopped, Visitor};
 use super::super::{Entries, Fault, Media, Reader, VolumeView};
 use super::Plan;
-use super::find::orphan_leaf;
+use super::find::{OrphanLeaf, orphan_leaf};
 
 /// One set of devices, read and written in turn.
 struct Shared<'a, 'm>(&'a RefCell<&'m mut dyn MediaMut>);
@@ -96,7 +96,7 @@ impl Visitor for Writer<'_, '_> {
         for (slot, address) in found {
             let pool_id = self.plan.pool_id;
             let found = orphan_leaf(&mut self.orphans, pool_id, address, slot);
-            let Some((mut entries, _)) = found else { continue };
+            let Some(OrphanLeaf { mut entries, .. }) = found else { continue };
             self.plan.claim(volume, SlotIndex(slot), &mut entries, true);
             self.salvaged.insert(slot, entries);
         }

@@ -2,6 +2,7 @@
 //! so a test chooses both extents and all bits.
 
 use blockd_inspect::check::Report;
+use blockd_inspect::dump::Lost;
 use blockd_inspect::repair::RepairOptions;
 use blockd_inspect::rmap::{Use, rmap};
 use blockd_inspect::thin_xml::thin_xml;
@@ -213,6 +214,23 @@ fn damage_of_a_leaf_or_of_its_under_page_is_found_and_repaired() {
         assert!(report.changed && report.lost.len() == 3, "{report:?}");
         assert!(!checked(&bad).damaged);
     }
+}
+
+#[test]
+fn a_leaf_with_a_damaged_under_page_loses_only_the_lower_part_of_its_composite_entries() {
+    let Sample { media: mut bad, overlay, .. } = sample();
+    let mut pages = found(&bad, b"BDpg");
+    pages.retain(|&(device, at)| bad.devices[device][at + 4..at + 8] == [4, 0, 1, 0]);
+    let [(device, at)] = pages[..] else { panic!("{} under pages", pages.len()) };
+    bad.devices[device][at + 70] ^= 1;
+    let report = repaired(&mut bad, RepairOptions::default());
+    let named = |lost: &Lost| lost.text.contains("1 extent(s) lie in two parts");
+    assert!(report.salvaged.len() == 3 && report.salvaged.iter().any(named), "{report:?}");
+    assert!(!checked(&bad).damaged);
+    let (text, _) = dumped(&bad);
+    let in_leaf = text.lines().skip_while(|line| !line.starts_with("leaf 2 ")).nth(1).unwrap();
+    let words: Vec<_> = in_leaf.split(' ').collect();
+    assert_eq!(words[..4], ["map", "0", "1", &overlay.to_string()], "{in_leaf}");
 }
 
 #[test]
