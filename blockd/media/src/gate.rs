@@ -13,7 +13,8 @@ use crate::clock::boot_ns;
 pub struct Gate {
     until: AtomicU64,
     is_lost: AtomicBool,
-    is_excluded: AtomicBool,
+    is_shut: AtomicBool,
+    problem: OnceLock<String>,
     node: AtomicU32,
     doorbell: OnceLock<Arc<Doorbell>>,
 }
@@ -31,8 +32,8 @@ impl Gate {
     /// Opens it until this time of [`boot_ns`].
     pub fn open_until(&self, until: u64) {
         self.until.store(until, Ordering::SeqCst);
-        // After the time, and `exclude` the other way round: one of both sees the other.
-        if self.is_excluded.load(Ordering::SeqCst) {
+        // After the time, and `shut` the other way round: one of both sees the other.
+        if self.is_shut.load(Ordering::SeqCst) {
             self.until.store(0, Ordering::SeqCst);
         }
     }
@@ -40,17 +41,27 @@ impl Gate {
     /// Closes it for good: the storage refuses this host's writes by a reservation, as the host was
     /// fenced (H5).
     pub fn exclude(&self) {
-        self.is_excluded.store(true, Ordering::SeqCst);
+        self.shut(
+            "is on storage that refuses this host's writes (reservation conflict): the host was \
+             fenced"
+                .to_owned(),
+        );
+    }
+
+    /// Closes it for good. The problem is said of the pool: "is on storage that ...".
+    pub fn shut(&self, problem: String) {
+        let _ = self.problem.set(problem);
+        self.is_shut.store(true, Ordering::SeqCst);
         self.until.store(0, Ordering::SeqCst);
         if let Some(doorbell) = self.doorbell.get() {
             doorbell.ring();
         }
     }
 
-    /// Whether the storage refuses this host's writes.
+    /// Why it is closed for good, unless another open has the pool.
     #[must_use]
-    pub fn is_excluded(&self) -> bool {
-        self.is_excluded.load(Ordering::SeqCst)
+    pub fn problem(&self) -> Option<&str> {
+        self.problem.get().filter(|_| self.is_shut.load(Ordering::SeqCst)).map(String::as_str)
     }
 
     /// Closes it for good: the pool was claimed by an open on this node.
@@ -70,10 +81,16 @@ impl Gate {
         self.is_lost.load(Ordering::Acquire).then(|| self.node.load(Ordering::Relaxed))
     }
 
-    /// Rings this doorbell when the pool is lost.
+    /// Whether it is closed for good.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.lost_to().is_some() || self.problem().is_some()
+    }
+
+    /// Rings this doorbell when it is closed for good.
     pub fn ring_when_lost(&self, doorbell: &Arc<Doorbell>) {
         let _ = self.doorbell.set(Arc::clone(doorbell));
-        if self.lost_to().is_some() || self.is_excluded() {
+        if self.has_ended() {
             doorbell.ring();
         }
     }
@@ -103,10 +120,10 @@ mod tests {
     fn a_gate_of_a_host_that_was_fenced_stays_closed() {
         let gate = Gate::default();
         gate.open_until(u64::MAX);
-        assert!(gate.is_open() && !gate.is_excluded());
+        assert!(gate.is_open() && gate.problem().is_none());
         gate.exclude();
         // The claim is renewed once more.
         gate.open_until(u64::MAX);
-        assert!(!gate.is_open() && gate.is_excluded());
+        assert!(!gate.is_open() && gate.problem().is_some());
     }
 }

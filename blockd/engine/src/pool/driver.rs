@@ -61,7 +61,7 @@ impl Driver<'_> {
         // The claim is renewed meanwhile.
         let clock = Clock::start();
         while writes && !one.device.may_write() && clock.elapsed() < self.lock_wait {
-            if one.device.gate().is_some_and(|gate| gate.lost_to().is_some()) {
+            if one.device.gate().is_some_and(|gate| gate.has_ended()) {
                 break;
             }
             std::thread::sleep(LOCK_PAUSE);

@@ -310,7 +310,7 @@ impl PoolHandle {
     #[must_use]
     pub fn is_claim_late(&self) -> bool {
         let gate = self.shared.devices().find_map(|device| device.gate());
-        let is_late = gate.is_some_and(|gate| !gate.is_open() && gate.lost_to().is_none());
+        let is_late = gate.is_some_and(|gate| !gate.is_open() && !gate.has_ended());
         is_late && !self.is_read_only()
     }
 

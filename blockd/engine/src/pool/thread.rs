@@ -261,11 +261,8 @@ impl PoolThread {
         if let Some(node) = gate.lost_to() {
             self.shared.pool.lose_claim(node);
         }
-        if gate.is_excluded() {
-            let name = format!("pool {}", self.shared.name);
-            let problem = "is on storage that refuses this host's writes (reservation conflict): \
-                           the host was fenced"
-                .to_owned();
+        if let Some(problem) = gate.problem() {
+            let (name, problem) = (format!("pool {}", self.shared.name), problem.to_owned());
             self.shared.pool.halt(MapperError::Device { name, problem });
         }
     }

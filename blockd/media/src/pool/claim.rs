@@ -18,7 +18,7 @@ use nix::sys::statfs::fstatfs;
 
 use super::PoolError;
 use crate::Gate;
-use crate::clock::boot_ns;
+use crate::clock::{Clock, boot_ns};
 use crate::pool::boot_id;
 
 /// File systems that several hosts mount, by the kernel's `include/uapi/linux/magic.h` and the file
@@ -53,6 +53,11 @@ const NETWORK: [i64; 23] = [
 
 /// How often a claim is read that is watched without an own one.
 const WATCH_PAUSE: Duration = Duration::from_millis(250);
+
+/// A claim that can't be read for so long, as its device answers with errors, ends the pool: its
+/// writes would else wait for ever, where a write that reaches the device fails at once. Longer
+/// than a path takes to fail over, and shorter than a kernel's 30 s for a request.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(20);
 
 /// Whether other hosts may write to this file or device.
 pub(super) fn is_shared(file: &File) -> bool {
@@ -110,8 +115,15 @@ pub(super) fn take(
     let wait = u64::try_from(opener.wait.as_nanos()).unwrap_or(u64::MAX);
     let timing = ClaimTiming::new(wait.max(ClaimTiming::LEAST_WAIT_NS));
     let claimant = Claimant::new(own, timing);
-    let mut keeper =
-        Keeper { claimant, page, gate: Arc::clone(gate), path: path.to_owned(), is_late: false };
+    let mut keeper = Keeper {
+        claimant,
+        page,
+        gate: Arc::clone(gate),
+        path: path.to_owned(),
+        is_late: false,
+        failing: None,
+        given_up_after: GIVEN_UP_AFTER,
+    };
     keeper.open()?;
     let (stop, stopped) = bounded(1);
     let thread = std::thread::Builder::new().name("claim".to_owned());
@@ -206,6 +218,9 @@ struct Keeper {
     gate: Arc<Gate>,
     path: PathBuf,
     is_late: bool,
+    /// Since when each read has failed.
+    failing: Option<Clock>,
+    given_up_after: Duration,
 }
 
 impl Keeper {
@@ -263,6 +278,15 @@ impl Keeper {
                         self.gate.exclude();
                         return;
                     }
+                    let failing = self.failing.get_or_insert_with(Clock::start);
+                    if failing.elapsed() >= self.given_up_after {
+                        self.gate.shut(format!(
+                            "is on storage on which its claim could not be renewed for {} s: \
+                             {error}",
+                            self.given_up_after.as_secs()
+                        ));
+                        return;
+                    }
                     self.claimant.failed(boot_ns());
                 }
             }
@@ -276,6 +300,7 @@ impl Keeper {
         match self.claimant.poll(now) {
             Action::Read => {
                 let page = self.page.read()?;
+                self.failing = None;
                 self.claimant.read(now, boot_ns(), page);
                 // Also before the claim is renewed: the read alone allows writes.
                 self.gate.open_until(self.claimant.writes_until());
@@ -404,5 +429,41 @@ mod tests {
         umount2(&folder, MntFlags::MNT_DETACH).unwrap();
         std::fs::remove_dir(&folder).unwrap();
         assert!(is_shared.unwrap());
+    }
+
+    #[test]
+    fn a_pool_whose_claim_can_not_be_read_for_long_is_given_up() {
+        let path = std::env::temp_dir().join(format!("blockd-claim-{}", std::process::id()));
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let own = Claim {
+            pool_id: [1; 16],
+            state: ClaimState::Pending,
+            open_id: 1,
+            counter: 0,
+            node: 1,
+            boot_id: [1; 16],
+            lock_space: 0,
+            device: number_of(&file).unwrap(),
+        };
+        let gate = Arc::new(Gate::default());
+        let mut keeper = Keeper {
+            claimant: Claimant::new(own, ClaimTiming::new(ClaimTiming::LEAST_WAIT_NS)),
+            page: PageIo::new(&file).unwrap(),
+            gate: Arc::clone(&gate),
+            path,
+            is_late: false,
+            failing: None,
+            given_up_after: Duration::from_secs(1),
+        };
+        keeper.open().unwrap();
+        assert!(gate.is_open());
+        // Reads fail, and writes would not.
+        keeper.page.file = OpenOptions::new().write(true).open(&keeper.path).unwrap();
+        std::fs::remove_file(&keeper.path).unwrap();
+        let (_stop, stopped) = bounded(1);
+        keeper.keep(&stopped);
+        assert!(gate.problem().unwrap().contains("could not be renewed for 1 s"));
+        assert!(!gate.is_open());
     }
 }

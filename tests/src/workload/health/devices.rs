@@ -17,6 +17,8 @@ const MIB: u64 = 1 << 20;
 const VOLUME: u64 = 16 * MIB;
 /// More than a pool leaves between commits.
 const COMMITTED: Duration = Duration::from_secs(3);
+/// A claim that can't be read is late after a second.
+const CLAIM_IS_LATE: Duration = Duration::from_secs(2);
 /// Bytes of the disk below device-mapper: few, so that it is full soon.
 const SWITCHED: u64 = 256 * MIB;
 /// Bytes of a write that fills a volume.
@@ -158,7 +160,8 @@ fn hangs(ward: &mut Ward<'_>, disk: &Switched, volume: &Volume) -> Result<()> {
     )
 }
 
-/// Everything fails, metadata too: what that ends is final, and a new start mends it.
+/// Everything fails, metadata too: what that ends is final, and a new start mends it. The write
+/// comes after the claim is late: one that waits for the claim is answered too.
 fn fails(ward: &mut Ward<'_>, disk: &Switched) -> Result<()> {
     let volume = filled(ward)?;
     let path = volume.target(0);
@@ -178,7 +181,11 @@ fn fails(ward: &mut Ward<'_>, disk: &Switched) -> Result<()> {
     ward.trouble(
         &failed,
         &volume,
-        |_| disk.switch("error", ""),
+        |_| {
+            disk.switch("error", "")?;
+            std::thread::sleep(CLAIM_IS_LATE);
+            Ok(())
+        },
         |ward| {
             disk.mend()?;
             ward.restart(|_| Ok(()))
