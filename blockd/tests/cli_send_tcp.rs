@@ -500,3 +500,26 @@ fn without_certificates_no_connection_leaves_the_host() {
         assert!(error.contains(problem), "{error}");
     }
 }
+
+/// Timers of several receivers elapse at one time.
+#[test]
+fn commands_for_several_receivers_at_one_time_take_snapshots_of_their_own() {
+    let (here, first) = two_hosts();
+    let second = Daemon::start("512M");
+    let targets = [
+        Listening::start(&first, "127.0.0.1:0", &["--keep", "1"]),
+        Listening::start(&second, "127.0.0.1:0", &["--keep", "1"]),
+    ];
+    for round in 0..4 {
+        write(&here, round);
+        std::thread::scope(|scope| {
+            for target in &targets {
+                scope.spawn(|| here.ok(&["replicate", "data", &target.target(), "--keep", "1"]));
+            }
+        });
+        for there in [&first, &second] {
+            assert!(raw(there, "data") == raw(&here, "data"), "round {round}");
+        }
+        assert_eq!(snapshots(&here, "data@replica-").len(), 2, "round {round}");
+    }
+}

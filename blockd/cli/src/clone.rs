@@ -16,8 +16,9 @@ const NUMBER: &str = "{}";
 /// Nothing is copied: what they have in common takes its space once, until one of them is written.
 /// The snapshot can be deleted at any time. A volume that is there already, made from this snapshot
 /// with this size, is left as it is, but gets the labels that are named; of the snapshot's labels
-/// it has none. With --count as many are made as one change, numbered from 1. With --attach they
-/// are also made reachable, as by `blockd attach`. If a part of it fails, nothing is changed.
+/// it has none. With --count as many are made, numbered from 1. With --attach they are also made
+/// reachable, as by `blockd attach`. If a part of it fails, nothing is changed; after a crash of
+/// the daemon some may be there: repeat the command.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd clone data-monday test\n  \
                   blockd clone golden vm1 --size 40G --attach\n  \

@@ -12,7 +12,7 @@ use super::{Context, answers, names};
 /// unless it is smaller than the snapshot: then it becomes as large. Nothing is copied, and it
 /// takes milliseconds, whatever was written. Refused while it is in use:
 /// while a client is connected, or its block device is open or mounted. A mounted file system does
-/// not survive --force.
+/// not survive --force. A clone whose snapshot is deleted can't be reset.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd reset vm1")]
 pub(crate) struct Reset {

@@ -16,7 +16,7 @@
 //! again.
 //!
 //! No promise depends on a fold (K11): a fold that meets an obstacle ends without a change, and is
-//! tried again later.
+//! tried again later; after an error of the media once something else gives a reason to look.
 
 use std::sync::Arc;
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use blockd_api::v1::{
-    ConfigureVolumeRequest, CreateSnapshotsRequest, DeleteVolumeRequest, DetachVolumeRequest,
-    GetVolumeRequest, ListVolumesRequest, SnapshotMember, Volume, VolumeKind,
+    ConfigureVolumeRequest, CreateSnapshotsRequest, CreateSnapshotsResponse, DeleteVolumeRequest,
+    DetachVolumeRequest, GetVolumeRequest, ListVolumesRequest, SnapshotMember, Volume, VolumeKind,
 };
-use blockd_media::error::{Error, shown};
+use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::names::REPLICATED_LABEL;
 use serde::Serialize;
 
@@ -30,6 +30,9 @@ const SENT: &str = "blockd.io/sent-to";
 /// Rounds before the last of a move. Each takes a part of the time of the one before, unless the
 /// volume is written faster than it can be sent: then more of them are of no use.
 const MAX_ROUNDS: u32 = 8;
+/// Snapshots that others may take between a look and one of this command: more than a volume has
+/// receivers whose commands start at one time.
+const MAX_TAKEN: u32 = 64;
 /// A round that had so little to send is followed by the last.
 const SMALL_BYTES: u64 = 64 << 20;
 
@@ -234,19 +237,33 @@ impl<'a> Rounds<'a> {
         for one in std::mem::take(&mut self.unsent) {
             self.send(one, false).await?;
         }
-        self.last_number = self.last_number.saturating_add(1);
-        let name = format!("{}{}", self.prefix, self.last_number);
-        let members = vec![SnapshotMember { volume: self.to.name.clone(), name: name.clone() }];
-        let pool = self.to.pool.clone();
-        let labels = Pairs::from([(SENDING.to_owned(), self.to.target.clone())]);
-        let request = CreateSnapshotsRequest { pool, members, labels };
-        let mut taken = self.client.create_snapshots(request).await?;
-        if !taken.changed {
-            let problem = "was taken by another command meanwhile: repeat this once that has ended";
-            return Err(Error::in_use(format!("snapshot {}", shown(&name)), problem));
-        }
+        let mut taken = self.take().await?;
         let bytes = self.send(answers::volume(taken.snapshots.pop())?, is_last).await?;
         Ok(bytes)
+    }
+
+    /// Takes the next snapshot. One of that number may have been taken meanwhile, for another
+    /// receiver: that is left alone.
+    async fn take(&mut self) -> Result<CreateSnapshotsResponse, Error> {
+        let mut tries = 0;
+        loop {
+            self.last_number = self.last_number.saturating_add(1);
+            let name = format!("{}{}", self.prefix, self.last_number);
+            let members = vec![SnapshotMember { volume: self.to.name.clone(), name: name.clone() }];
+            let labels = Pairs::from([(SENDING.to_owned(), self.to.target.clone())]);
+            let request = CreateSnapshotsRequest { pool: self.to.pool.clone(), members, labels };
+            match self.client.create_snapshots(request).await {
+                Ok(taken) if taken.changed => return Ok(taken),
+                // It has this label.
+                Ok(_) => {
+                    let problem =
+                        "was taken by another command meanwhile: repeat this once that has ended";
+                    return Err(Error::in_use(format!("snapshot {}", shown(&name)), problem));
+                }
+                Err(error) if error.kind() == ErrorKind::Exists && tries < MAX_TAKEN => tries += 1,
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     async fn send(&mut self, snapshot: Volume, is_last: bool) -> Result<u64, Error> {

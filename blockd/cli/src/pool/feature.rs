@@ -151,7 +151,7 @@ impl Disable {
             let left = entries(now.composite_entries);
             if !now.disabling {
                 steps.clear();
-                return refused("has the feature again: it was turned on meanwhile".to_owned());
+                return refused("has the feature again: it was turned on meanwhile, or the pool was closed and opened".to_owned());
             }
             if now.composite_entries > 0 && (now.settled || now.rate_bytes == 0) {
                 steps.clear();

@@ -47,6 +47,9 @@ impl Control {
             }
         }
         let names: Vec<_> = members.iter().map(|member| member.name.as_str()).collect();
+        if !changed {
+            refuse_other_labels(&handle, &names, set)?;
+        }
         let is_labelled = self.label_new(&handle, &names, set, changed).await?;
         let mut made = Vec::new();
         for member in members {
@@ -102,7 +105,7 @@ impl Control {
             return Err(Error::in_use(format!("volume {}", shown(name)), problem));
         }
         let command = Command::Rollback { volume: volume.id, snapshot: source.id };
-        self.roll_back(&handle, volume.id, command, None).await?;
+        let cache = self.roll_back(&handle, volume.id, command, None).await?;
         let to = human(source.size);
         let text = format!("volume {} was rolled back to {}, {to}", shown(name), shown(snapshot));
         self.events().publish(EventKind::VolumeRolledBack, handle.name(), name, text);
@@ -110,6 +113,7 @@ impl Control {
         if source.size != volume.size {
             self.resize_device(&handle, volume.id, source.size).await?;
         }
+        cache.map_err(|error| error.with_note("the volume was rolled back"))?;
         Ok(v1::RollbackVolumeResponse {
             volume: Some(self.describe(&handle, name).await?),
             previous_size_bytes: to_wire(volume.size),
@@ -145,25 +149,27 @@ impl Control {
             self.check_idle(&handle, volume).await?;
         }
         let command = Command::Reset { volume: volume.id, snapshot: source.id, size };
-        self.roll_back(&handle, volume.id, command, idle).await?;
+        let cache = self.roll_back(&handle, volume.id, command, idle).await?;
         let text = format!("volume {} was reset to {}", shown(name), shown(&source.name));
         self.events().publish(EventKind::VolumeRolledBack, handle.name(), name, text);
         self.watch_release(&handle, volume.id, name);
         if size != volume.size {
             self.resize_device(&handle, volume.id, size).await?;
         }
+        cache.map_err(|error| error.with_note("the volume was reset"))?;
         let volume = Some(self.describe(&handle, name).await?);
         Ok(v1::ResetVolumeResponse { volume, snapshot: source.name.clone() })
     }
 
-    /// Rolls a volume back, if need be only while nothing uses it.
+    /// Rolls a volume back, if need be only while nothing uses it. Returns how dropping the
+    /// kernel's cache of the former content went.
     async fn roll_back(
         &self,
         handle: &PoolHandle,
         volume: VolumeId,
         command: Command,
         idle: Option<&VolumeSummary>,
-    ) -> Result<(), Error> {
+    ) -> Result<Result<(), Error>, Error> {
         // The kernel's cache of a block device would be written on top otherwise.
         self.forget_cache(handle, volume).await?;
         if let Some(idle) = idle {
@@ -171,8 +177,31 @@ impl Control {
             self.check_idle(handle, idle).await?;
         }
         handle.control(command).await.map_err(|error| of(handle, error))?;
-        self.forget_cache(handle, volume).await
+        Ok(self.forget_cache(handle, volume).await)
     }
+}
+
+/// Snapshots that are there and have a label with another value were taken by another call. Labels
+/// that they do not have are those of a call that was interrupted.
+fn refuse_other_labels(
+    pool: &PoolHandle,
+    names: &[&str],
+    set: &labels::Pairs,
+) -> Result<(), Error> {
+    for name in names {
+        for (key, existing) in existing(pool, name)?.labels.iter() {
+            if let Some(asked) = set.get(key).filter(|asked| *asked != existing) {
+                return Err(Error::Exists {
+                    what: "snapshot",
+                    name: shown(name),
+                    field: format!("label {key}"),
+                    existing: existing.to_owned(),
+                    asked: asked.clone(),
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn checked_members(members: &[SnapshotMember]) -> Result<(), Error> {
