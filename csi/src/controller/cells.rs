@@ -49,8 +49,7 @@ pub(super) async fn create(
     let id = settings.cells.id(group, &asked.name);
     let _id = plugin.locks.take(&id.to_string())?;
     let size = asked.size(plugin, &any_pool(), &Source::Nothing)?;
-    refuse_elsewhere(plugin, &id, &asked.name).await?;
-    open_or_make(plugin, &id, size).await?;
+    open_or_make(plugin, &id, asked, size).await?;
     let mut context = asked.context_of_fs(plugin);
     if let Some(word) = asked.parameters.front_end.and_then(v1::FrontEnd::word) {
         context.insert(keys.front_end(), word.to_owned());
@@ -96,7 +95,8 @@ fn any_pool() -> v1::Pool {
 }
 
 /// A name is that of one volume, whatever its group or pool: a class may have changed between two
-/// tries.
+/// tries. A pool that has failed may have the volume, which a repeat of the call finds out once the
+/// pool is open.
 async fn refuse_elsewhere(plugin: &Plugin, id: &CellId, name: &str) -> Result<(), Error> {
     for group in cells::names(&plugin.daemon).await? {
         let is_other = group != id.group;
@@ -110,7 +110,8 @@ async fn refuse_elsewhere(plugin: &Plugin, id: &CellId, name: &str) -> Result<()
     }
     for pool in plugin.pools().await?.names() {
         let there = plugin.settings.names.volume(pool, name);
-        if plugin.daemon.find_volume(pool, &there.name).await?.is_some() {
+        let found = plugin.daemon.find_volume(pool, &there.name).await;
+        if found.map_err(|error| to_be_repeated_in(pool, &plugin.daemon, error))?.is_some() {
             return Err(Error::exists(("volume", name), "pool", pool, &id.group));
         }
     }
@@ -119,7 +120,12 @@ async fn refuse_elsewhere(plugin: &Plugin, id: &CellId, name: &str) -> Result<()
 
 /// Has the cell open here. As long as there is a cell that can't be opened, the call is to be
 /// repeated: with an error that ends it the volume would never be deleted.
-async fn open_or_make(plugin: &Plugin, id: &CellId, size: Bytes) -> Result<(), Error> {
+async fn open_or_make(
+    plugin: &Plugin,
+    id: &CellId,
+    asked: &Asked,
+    size: Bytes,
+) -> Result<(), Error> {
     let (daemon, node) = (&plugin.daemon, &plugin.settings.place.node);
     let Some(group) = cells::with_cell(daemon, &id.group, &id.cell).await? else {
         // With this code alone another node is chosen.
@@ -134,6 +140,7 @@ async fn open_or_make(plugin: &Plugin, id: &CellId, size: Bytes) -> Result<(), E
         let opened = cells::open(daemon, node, id, cell).await;
         return opened.map_err(|error| to_be_repeated(id, error));
     }
+    refuse_elsewhere(plugin, id, &asked.name).await?;
     let free = room(Bytes::new(group.free_bytes).unwrap_or_default());
     if size > free {
         let why = ", in the volume group of that name".to_owned();
@@ -159,6 +166,15 @@ fn to_be_repeated(id: &CellId, error: Error) -> Error {
         return error;
     }
     Error::Aborted { what: format!("volume {id}"), problem: format!("has a cell already: {error}") }
+}
+
+/// The error of a look into a pool that can't answer now: any other code would end the call.
+fn to_be_repeated_in(pool: &str, daemon: &Daemon, error: Error) -> Error {
+    if error.daemon_kind().is_none() {
+        return error;
+    }
+    let problem = format!("pool {pool} may have a volume of that name: {error}");
+    Error::Unavailable { address: daemon.address(), problem }
 }
 
 /// The largest volume in a group with so much free space.

@@ -281,6 +281,25 @@ async fn another_group_that_does_not_answer_is_not_taken_for_an_empty_one() {
 }
 
 #[tokio::test]
+async fn a_pool_that_failed_ends_no_call_and_stops_none_whose_cell_is_there() {
+    let classes = "[[class]]\nname = 'a'\ndefault = true\n\
+                   [[class]]\nname = 'b'\npool = 'other'\n";
+    let rig = Rig::new(&[("default", 1024 * MIB), ("other", 1024 * MIB)], classes);
+    rig.fake.add_group(GROUP, FREE);
+    let service = rig.controller();
+    let made = make(&service, request("pvc-1")).await;
+    rig.fake.fail_pool("other", true);
+    // As a call does that was late, and is repeated.
+    assert_eq!(make(&service, request("pvc-1")).await, made);
+    let (code, text) = refused(create(&service, request("pvc-2")).await);
+    assert_eq!(code, Code::Unavailable);
+    assert!(text.contains("pool other may have a volume of that name"), "{text}");
+    assert_eq!(rig.fake.cells(GROUP).len(), 1);
+    rig.fake.fail_pool("other", false);
+    make(&service, request("pvc-2")).await;
+}
+
+#[tokio::test]
 async fn cells_of_another_cluster_are_not_seen_and_not_deleted() {
     let rig = rig();
     let other = crate::cells::Cells::new("csi.blockd.io", "second").id(GROUP, "pvc-1");
