@@ -299,12 +299,16 @@ pub(super) async fn capacity(
     Ok(Capacity { available, maximum: available.min(MAX_VOLUME) })
 }
 
+/// A volume with its condition, if its cell is not open here. The daemon's health has the condition
+/// of any other.
+type Listed = (v1::Volume, Option<proto::VolumeCondition>);
+
 /// All volumes in cells of this driver, with what is known of them here. A group that can't be used
 /// now lists those that are open here.
 ///
 /// # Errors
 /// The daemon does not answer.
-pub(super) async fn list(plugin: &Plugin) -> Result<BTreeMap<CellId, v1::Volume>, Error> {
+pub(super) async fn list(plugin: &Plugin) -> Result<BTreeMap<CellId, Listed>, Error> {
     let mut found = BTreeMap::new();
     let open = plugin.daemon.volumes("").await?;
     let key = plugin.settings.keys.volume_group();
@@ -312,7 +316,7 @@ pub(super) async fn list(plugin: &Plugin) -> Result<BTreeMap<CellId, v1::Volume>
         let Some(group) = volume.labels.get(&key) else { continue };
         let id = plugin.settings.cells.in_cell(group, &volume.pool);
         if let Some(id) = id.filter(|id| id.volume == volume.name) {
-            found.insert(id, volume);
+            found.insert(id, (volume, None));
         }
     }
     for group in cells::all(&plugin.daemon).await? {
@@ -322,7 +326,7 @@ pub(super) async fn list(plugin: &Plugin) -> Result<BTreeMap<CellId, v1::Volume>
         for cell in &group.cells {
             let Some(id) = plugin.settings.cells.in_cell(&group.name, &cell.name) else { continue };
             if cell.state() != CellState::Open {
-                let volume = nameless(&id);
+                let volume = (nameless(&id), Some(condition(cell)));
                 found.entry(id).or_insert(volume);
             }
         }
@@ -346,12 +350,16 @@ pub(super) async fn get_unopened(
     let node = &plugin.settings.place.node;
     let cell = cells::find(&plugin.daemon, node, id).await?;
     let cell = cell.ok_or_else(|| Error::not_found("volume", id))?;
-    let condition = match cell.state() {
+    Ok((nameless(id), condition(&cell)))
+}
+
+/// The condition of a volume whose cell is not open here.
+fn condition(cell: &v1::Cell) -> proto::VolumeCondition {
+    match cell.state() {
         CellState::Elsewhere => unknown(&format!("its cell is on host {}", cell.holder)),
         CellState::Free => unknown("its cell is open on no host"),
         _ => health::condition(vec![health::Cause::failure("its cell is not open")]),
-    };
-    Ok((nameless(id), condition))
+    }
 }
 
 /// Makes a volume larger, where no other node uses it. `None`: the node that uses it does that.

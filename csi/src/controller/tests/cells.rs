@@ -388,6 +388,39 @@ async fn volumes_whose_cell_is_elsewhere_are_listed_found_and_confirmed() {
 }
 
 #[tokio::test]
+async fn a_list_has_the_condition_that_each_volume_has_by_itself() {
+    let rig = rig();
+    let service = rig.controller();
+    let mut all = Vec::new();
+    for name in ["here", "there", "free", "failed"] {
+        all.push(make(&service, request(name)).await.volume_id);
+    }
+    let cell = |at: usize| service.plugin.settings.cells.parse(&all[at]).unwrap().cell;
+    rig.fake.move_cell(GROUP, &cell(1), 2);
+    rig.fake.move_cell(GROUP, &cell(2), 0);
+    rig.fake.fail_pool(&cell(3), true);
+    let list = service.list_volumes(Request::new(Default::default())).await.unwrap().into_inner();
+    let listed = |id: &String| {
+        let of_it = |entry: &&proto::list_volumes_response::Entry| {
+            entry.volume.as_ref().is_some_and(|volume| volume.volume_id == *id)
+        };
+        let entry = list.entries.iter().find(of_it).unwrap();
+        entry.status.clone().unwrap().volume_condition.unwrap()
+    };
+    for (id, message) in all.iter().zip([
+        "healthy",
+        "unknown: its cell is on host 2",
+        "unknown: its cell is open on no host",
+        "its cell is not open",
+    ]) {
+        let request = proto::ControllerGetVolumeRequest { volume_id: id.clone() };
+        let found = service.controller_get_volume(Request::new(request)).await.unwrap();
+        let condition = found.into_inner().status.unwrap().volume_condition.unwrap();
+        assert_eq!((listed(id), condition.message.as_str()), (condition.clone(), message));
+    }
+}
+
+#[tokio::test]
 async fn the_capacity_is_the_free_space_of_the_group() {
     let rig = rig();
     let service = rig.controller();
