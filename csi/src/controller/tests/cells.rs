@@ -167,8 +167,8 @@ async fn a_volume_is_deleted_from_any_node_and_never_while_another_uses_it() {
     assert_eq!(error.code(), Code::FailedPrecondition);
     assert!(error.message().contains("host 2 refuses"), "{error}");
     // Nor while it is staged here and served there, though nothing uses it there.
-    change(|cell| cell.is_used = false);
     bring(&service, &cell, Aim::Shared(FrontEnd::Ublk)).await.unwrap();
+    change(|cell| cell.is_used = false);
     let error = delete(&service, &made.volume_id).await.unwrap_err();
     assert!(error.message().contains("is attached on standby"), "{error}");
     change(|cell| cell.standby = None);
@@ -566,6 +566,18 @@ async fn a_cell_comes_to_the_node_that_uses_its_volume_alone() {
     change(|cell| cell.is_used = false);
     bring(&service, &cell, Aim::Alone).await.unwrap();
     assert_eq!(holder(), 1);
+    // Shared and used by no other node, it comes.
+    change(|cell| cell.standby = None);
+    for from in [0, 2] {
+        rig.fake.move_cell(GROUP, &cell.cell, from);
+        bring(&service, &cell, Aim::Shared(FrontEnd::Nbd)).await.unwrap();
+        assert_eq!((rig.fake.cells(GROUP)[&cell.cell].standby.is_some(), holder()), (false, 1));
+    }
+    // That a node does not answer is not that it keeps the cell.
+    rig.fake.move_cell(GROUP, &cell.cell, 2);
+    change(|cell| cell.is_silent = true);
+    let error = bring(&service, &cell, Aim::Shared(FrontEnd::Nbd)).await.unwrap_err();
+    assert!(error.to_string().contains("declare-dead"), "{error}");
     let gone = service.plugin.settings.cells.id(GROUP, "none");
     let error = bring(&service, &gone, Aim::Alone).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
