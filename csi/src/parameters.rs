@@ -265,6 +265,13 @@ impl Keys {
         self.of_context("volume-name")
     }
 
+    /// The key of the label that marks a volume in a cell while its device is being formatted. It
+    /// has to be stored, and the prefix of a label has no capital letters.
+    #[must_use]
+    pub fn unfinished(&self) -> String {
+        format!("{}/unfinished", self.driver.to_ascii_lowercase())
+    }
+
     /// The key of the front end in the volume's context.
     #[must_use]
     pub fn front_end(&self) -> String {

@@ -318,6 +318,33 @@ fn a_volume_grows_on_the_node_that_uses_it() {
 }
 
 #[test]
+fn a_shared_volume_that_no_other_node_uses_comes_and_grows() {
+    let nodes = Nodes::start();
+    let (a, b) = (&nodes.a, &nodes.b);
+    let mode = Mode::MultiNodeMultiWriter;
+    let volume = a.make("pvc-1", mode);
+    b.stage(&volume, mode).unwrap();
+    assert_eq!((a.cell().as_str(), b.cell().as_str()), ("elsewhere", "open"));
+    a.stage(&volume, mode).unwrap();
+    assert_eq!((a.cell().as_str(), b.cell().as_str()), ("elsewhere", "open"));
+    let grow = || {
+        a.driver.node_expand_volume(NodeExpandVolumeRequest {
+            volume_id: volume.volume_id.clone(),
+            volume_path: a.staging(),
+            staging_target_path: a.staging(),
+            capacity_range: range(256 * MIB, 0),
+            volume_capability: Some(block(mode)),
+            ..Default::default()
+        })
+    };
+    refused_with(grow().map(drop), &["is attached on standby", "grows on the node"]);
+    b.unstage(&volume).unwrap();
+    assert_eq!(grow().unwrap().capacity_bytes, 256 * MIB);
+    assert_eq!((a.cell().as_str(), b.cell().as_str()), ("open", "elsewhere"));
+    assert_eq!(a.connect(&volume).size, 256 << 20);
+}
+
+#[test]
 fn the_volume_of_a_node_that_is_dead_is_refused_with_what_helps() {
     let mut nodes = Nodes::start();
     let volume = nodes.a.make("pvc-1", Mode::MultiNodeMultiWriter);

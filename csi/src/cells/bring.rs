@@ -11,8 +11,8 @@ use crate::error::Error;
 pub(crate) enum Aim {
     /// This node alone uses it: the cell comes here, unless another node uses it.
     Alone,
-    /// Other nodes may have it open: then it is attached on standby, and its first request fetches
-    /// the cell.
+    /// The same, but where another node uses the volume it is attached on standby, and its first
+    /// request fetches the cell.
     Shared(FrontEnd),
 }
 
@@ -32,8 +32,8 @@ pub(crate) async fn bring(daemon: &Daemon, node: &str, id: &CellId, aim: Aim) ->
     }
     let cell = find(daemon, node, id).await?;
     let cell = cell.ok_or_else(|| Error::not_found("volume", id))?;
-    match (aim, cell.state()) {
-        (Aim::Shared(front_end), CellState::Elsewhere) => {
+    match (aim, open(daemon, node, id, &cell).await) {
+        (Aim::Shared(front_end), Err(error)) if is_refused_elsewhere(&error) => {
             let asked = v1::StandByRequest {
                 group: id.group.clone(),
                 cell: id.cell.clone(),
@@ -44,7 +44,7 @@ pub(crate) async fn bring(daemon: &Daemon, node: &str, id: &CellId, aim: Aim) ->
             let stood = daemon.stand_by(asked).await;
             stood.map(drop).map_err(|error| with_advice(id, &cell, error))
         }
-        _ => open(daemon, node, id, &cell).await,
+        (_, opened) => opened,
     }
 }
 
@@ -97,12 +97,16 @@ fn may_be_begun(cell: &v1::Cell) -> bool {
     matches!(cell.state(), CellState::Free | CellState::Held)
 }
 
+/// Whether an error says that the host which has a cell keeps it.
+fn is_refused_elsewhere(error: &Error) -> bool {
+    let Error::Daemon(detail) = error else { return false };
+    detail.kind() == ErrorKind::InUse && detail.message.contains(" refuses: ")
+}
+
 /// Whether an error says that the host which has a cell uses a volume of it.
 #[must_use]
 pub(crate) fn is_used_elsewhere(error: &Error) -> bool {
-    let Error::Daemon(detail) = error else { return false };
-    let text = &detail.message;
-    detail.kind() == ErrorKind::InUse && text.contains(" refuses: ") && text.contains(" is in use")
+    is_refused_elsewhere(error) && error.to_string().contains(" is in use")
 }
 
 /// The error of a volume whose cell is not open here.

@@ -49,8 +49,7 @@ pub(super) async fn create(
     let id = settings.cells.id(group, &asked.name);
     let _id = plugin.locks.take(&id.to_string())?;
     let size = asked.size(plugin, &any_pool(), &Source::Nothing)?;
-    refuse_elsewhere(plugin, &id, &asked.name).await?;
-    open_or_make(plugin, &id, size).await?;
+    open_or_make(plugin, &id, asked, size).await?;
     let mut context = asked.context_of_fs(plugin);
     if let Some(word) = asked.parameters.front_end.and_then(v1::FrontEnd::word) {
         context.insert(keys.front_end(), word.to_owned());
@@ -96,7 +95,8 @@ fn any_pool() -> v1::Pool {
 }
 
 /// A name is that of one volume, whatever its group or pool: a class may have changed between two
-/// tries.
+/// tries. A pool that has failed may have the volume, which a repeat of the call finds out once the
+/// pool is open.
 async fn refuse_elsewhere(plugin: &Plugin, id: &CellId, name: &str) -> Result<(), Error> {
     for group in cells::names(&plugin.daemon).await? {
         let is_other = group != id.group;
@@ -110,7 +110,8 @@ async fn refuse_elsewhere(plugin: &Plugin, id: &CellId, name: &str) -> Result<()
     }
     for pool in plugin.pools().await?.names() {
         let there = plugin.settings.names.volume(pool, name);
-        if plugin.daemon.find_volume(pool, &there.name).await?.is_some() {
+        let found = plugin.daemon.find_volume(pool, &there.name).await;
+        if found.map_err(|error| to_be_repeated_in(pool, &plugin.daemon, error))?.is_some() {
             return Err(Error::exists(("volume", name), "pool", pool, &id.group));
         }
     }
@@ -119,7 +120,12 @@ async fn refuse_elsewhere(plugin: &Plugin, id: &CellId, name: &str) -> Result<()
 
 /// Has the cell open here. As long as there is a cell that can't be opened, the call is to be
 /// repeated: with an error that ends it the volume would never be deleted.
-async fn open_or_make(plugin: &Plugin, id: &CellId, size: Bytes) -> Result<(), Error> {
+async fn open_or_make(
+    plugin: &Plugin,
+    id: &CellId,
+    asked: &Asked,
+    size: Bytes,
+) -> Result<(), Error> {
     let (daemon, node) = (&plugin.daemon, &plugin.settings.place.node);
     let Some(group) = cells::with_cell(daemon, &id.group, &id.cell).await? else {
         // With this code alone another node is chosen.
@@ -134,6 +140,7 @@ async fn open_or_make(plugin: &Plugin, id: &CellId, size: Bytes) -> Result<(), E
         let opened = cells::open(daemon, node, id, cell).await;
         return opened.map_err(|error| to_be_repeated(id, error));
     }
+    refuse_elsewhere(plugin, id, &asked.name).await?;
     let free = room(Bytes::new(group.free_bytes).unwrap_or_default());
     if size > free {
         let why = ", in the volume group of that name".to_owned();
@@ -159,6 +166,15 @@ fn to_be_repeated(id: &CellId, error: Error) -> Error {
         return error;
     }
     Error::Aborted { what: format!("volume {id}"), problem: format!("has a cell already: {error}") }
+}
+
+/// The error of a look into a pool that can't answer now: any other code would end the call.
+fn to_be_repeated_in(pool: &str, daemon: &Daemon, error: Error) -> Error {
+    if error.daemon_kind().is_none() {
+        return error;
+    }
+    let problem = format!("pool {pool} may have a volume of that name: {error}");
+    Error::Unavailable { address: daemon.address(), problem }
 }
 
 /// The largest volume in a group with so much free space.
@@ -283,12 +299,16 @@ pub(super) async fn capacity(
     Ok(Capacity { available, maximum: available.min(MAX_VOLUME) })
 }
 
+/// A volume with its condition, if its cell is not open here. The daemon's health has the condition
+/// of any other.
+type Listed = (v1::Volume, Option<proto::VolumeCondition>);
+
 /// All volumes in cells of this driver, with what is known of them here. A group that can't be used
 /// now lists those that are open here.
 ///
 /// # Errors
 /// The daemon does not answer.
-pub(super) async fn list(plugin: &Plugin) -> Result<BTreeMap<CellId, v1::Volume>, Error> {
+pub(super) async fn list(plugin: &Plugin) -> Result<BTreeMap<CellId, Listed>, Error> {
     let mut found = BTreeMap::new();
     let open = plugin.daemon.volumes("").await?;
     let key = plugin.settings.keys.volume_group();
@@ -296,7 +316,7 @@ pub(super) async fn list(plugin: &Plugin) -> Result<BTreeMap<CellId, v1::Volume>
         let Some(group) = volume.labels.get(&key) else { continue };
         let id = plugin.settings.cells.in_cell(group, &volume.pool);
         if let Some(id) = id.filter(|id| id.volume == volume.name) {
-            found.insert(id, volume);
+            found.insert(id, (volume, None));
         }
     }
     for group in cells::all(&plugin.daemon).await? {
@@ -306,7 +326,7 @@ pub(super) async fn list(plugin: &Plugin) -> Result<BTreeMap<CellId, v1::Volume>
         for cell in &group.cells {
             let Some(id) = plugin.settings.cells.in_cell(&group.name, &cell.name) else { continue };
             if cell.state() != CellState::Open {
-                let volume = nameless(&id);
+                let volume = (nameless(&id), Some(condition(cell)));
                 found.entry(id).or_insert(volume);
             }
         }
@@ -330,12 +350,16 @@ pub(super) async fn get_unopened(
     let node = &plugin.settings.place.node;
     let cell = cells::find(&plugin.daemon, node, id).await?;
     let cell = cell.ok_or_else(|| Error::not_found("volume", id))?;
-    let condition = match cell.state() {
+    Ok((nameless(id), condition(&cell)))
+}
+
+/// The condition of a volume whose cell is not open here.
+fn condition(cell: &v1::Cell) -> proto::VolumeCondition {
+    match cell.state() {
         CellState::Elsewhere => unknown(&format!("its cell is on host {}", cell.holder)),
         CellState::Free => unknown("its cell is open on no host"),
         _ => health::condition(vec![health::Cause::failure("its cell is not open")]),
-    };
-    Ok((nameless(id), condition))
+    }
 }
 
 /// Makes a volume larger, where no other node uses it. `None`: the node that uses it does that.

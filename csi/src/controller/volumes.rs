@@ -116,16 +116,17 @@ pub(super) async fn list(
     let volumes = volumes.into_iter().map(|(volume, _)| volume).chain(lost);
     let entries = volumes.map(|volume| {
         let id = VolumeId { pool: volume.pool.clone(), name: volume.name.clone() }.to_string();
-        (id, volume)
+        (id, (volume, None))
     });
     let in_cells = cells::list(&plugin).await?;
     let in_cells = in_cells.into_iter().map(|(id, volume)| (id.to_string(), volume));
     let entries = entries.chain(in_cells).map(|(id, volume)| (id.clone(), (id, volume)));
     let entries = entries.collect();
     let (entries, next_token) = page(entries, request.max_entries, &request.starting_token, is_id)?;
-    let entries = entries.into_iter().map(|(id, volume)| {
-        let status = conditions.as_ref().map(|all| all.of(&volume.pool, &volume.name)).map(|it| {
-            let volume_condition = Some(it);
+    let entries = entries.into_iter().map(|(id, (volume, unopened))| {
+        let status = conditions.as_ref().map(|all| {
+            let condition = unopened.unwrap_or_else(|| all.of(&volume.pool, &volume.name));
+            let volume_condition = Some(condition);
             proto::list_volumes_response::VolumeStatus { volume_condition, ..Default::default() }
         });
         let volume = Some(to_wire(&plugin, &id, &volume));

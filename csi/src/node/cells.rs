@@ -66,12 +66,22 @@ pub(super) async fn unstage(plugin: &Plugin, id: &CellId) -> Result<bool> {
     }
 }
 
-/// Makes a volume larger that is staged over NBD. `None`: it is not.
+/// Prepares to make a volume larger, and does so if it is staged over NBD. `None`: it is not. The
+/// cell of one that is on standby here comes, unless another node uses it.
 ///
 /// # Errors
 /// FAILED_PRECONDITION: its cell is on another node. Or the volume can't have that size.
 pub(super) async fn expand(plugin: &Plugin, id: &CellId, range: &Range) -> Result<Option<i64>> {
-    let found = plugin.daemon.find_volume(&id.cell, &id.volume).await?;
+    let (daemon, node) = (&plugin.daemon, &plugin.settings.place.node);
+    let mut found = daemon.find_volume(&id.cell, &id.volume).await?;
+    if found.as_ref().is_some_and(|volume| volume.standby) {
+        match cells::bring(daemon, node, id, Aim::Alone).await {
+            Ok(()) => found = daemon.find_volume(&id.cell, &id.volume).await?,
+            // It is refused below.
+            Err(error) if cells::is_used_elsewhere(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
     let is_exported = |volume: &v1::Volume| volume.attached && volume.front_end() == FrontEnd::Nbd;
     let Some(volume) = found.filter(is_exported) else { return Ok(None) };
     refuse_standby(&id.to_string(), &volume)?;

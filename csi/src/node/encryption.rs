@@ -14,7 +14,7 @@ use super::content::Content;
 use super::mountinfo::Device;
 use super::records::{Encryption, Place, Record};
 use super::steps;
-use super::world::{Result, Volume, Volumes, Wanted, World};
+use super::world::{Result, Unfinished, Volume, Volumes, Wanted, World};
 use crate::capability::Mode;
 use crate::error::Error;
 use crate::limits;
@@ -141,8 +141,15 @@ impl<'a> Encrypted<'a> {
 
     /// Writes a header to a device that was never written. A device with any other content is left
     /// alone: so is a clone, which begins with the header of its source.
-    fn prepare(&self, place: &Place, volume: &Volume, device: &Device, keys: &Keys) -> Result<()> {
-        let record = self.stored(place);
+    fn prepare(
+        &self,
+        place: &Place,
+        volume: &mut Volume,
+        device: &Device,
+        keys: &Keys,
+    ) -> Result<()> {
+        let mut record = self.stored(place);
+        record.follow(volume.unfinished);
         let is_rest = record.encryption.is_some_and(|encryption| encryption.formatting);
         let content = self.world.machine.content(device)?;
         match &content {
@@ -153,10 +160,14 @@ impl<'a> Encrypted<'a> {
         }
         steps::free(&self.world, &record, device)?;
         let of = |formatting| Some(Encryption { formatting, key_refused: false });
+        steps::mark(&self.world, place, volume, Unfinished::Header)?;
         self.set(&Record { encryption: of(true), formatting: false, ..record.clone() })?;
         self.world.machine.encrypt(device, &keys.key)?;
         // From now on the content of the mapping is no data, until a file system was made there. A
         // device that is not mounted is the workload's as soon as it is open.
+        let mark = if self.request.mount { Unfinished::FileSystem } else { Unfinished::Nothing };
+        steps::mark(&self.world, place, volume, mark)?;
+        volume.unfinished = volume.unfinished.map(|_| mark);
         self.set(&Record { encryption: of(false), formatting: self.request.mount, ..record })
     }
 
@@ -261,7 +272,7 @@ impl Volumes for Encrypted<'_> {
 
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
         let keys = self.keys()?;
-        let volume = self.below(place)?;
+        let mut volume = self.below(place)?;
         let device = steps::device_of(self.id, &volume)?.clone();
         let open = self.open_over(place, &device)?.filter(|it| it.read_only == read_only);
         if let Some(mapping) = open {
@@ -274,7 +285,7 @@ impl Volumes for Encrypted<'_> {
         }
         // One of the other mode, or over a device that is gone.
         self.close(place)?;
-        self.prepare(place, &volume, &device, keys)?;
+        self.prepare(place, &mut volume, &device, keys)?;
         // Where neither key fits, the opening says so.
         let _ = self.rotate(&device, keys)?;
         let name = self.world.volumes.mapping_name(place);
@@ -308,6 +319,10 @@ impl Volumes for Encrypted<'_> {
     fn enlarge(&self, place: &Place, range: &Range) -> Result<Option<Volume>> {
         let larger = self.world.volumes.enlarge(place, range)?;
         larger.map(|volume| self.show(place, volume)).transpose()
+    }
+
+    fn mark(&self, place: &Place, unfinished: Unfinished) -> Result<()> {
+        self.world.volumes.mark(place, unfinished)
     }
 
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {

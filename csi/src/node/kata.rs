@@ -13,7 +13,9 @@ use super::flags::Options;
 use super::mountinfo::Device;
 use super::records::{Place, Record};
 use super::steps::{self, FileSystemSpec};
-use super::world::{Kind, Loop, Mount, Mounted, Result, Volume, Volumes, Wanted, World};
+use super::world::{
+    Kind, Loop, Mount, Mounted, Result, Unfinished, Volume, Volumes, Wanted, World,
+};
 use crate::capability::Mode;
 use crate::error::Error;
 use crate::sizes::Range;
@@ -271,6 +273,10 @@ impl Volumes for Vm<'_> {
 
     fn enlarge(&self, _: &Place, _: &Range) -> Result<Option<Volume>> {
         Err(refuse_growth(self.id))
+    }
+
+    fn mark(&self, place: &Place, unfinished: Unfinished) -> Result<()> {
+        self.world.volumes.mark(place, unfinished)
     }
 
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {

@@ -16,7 +16,9 @@ use super::cells::refuse_standby;
 use super::host::{Host, devices};
 use super::mountinfo::Device;
 use super::records::{Place, Record, Records};
-use super::world::{Conditions as _, Devices as _, Node, Result, Volume, Volumes, Wanted, World};
+use super::world::{
+    Conditions as _, Devices as _, Node, Result, Unfinished, Volume, Volumes, Wanted, World,
+};
 use crate::capability::Mode;
 use crate::error::Error;
 use crate::labels;
@@ -97,7 +99,7 @@ impl Real {
         }
         let found = self.plugin.daemon.find_volume(&place.pool, &place.name).await?;
         let found = found.filter(|volume| volume.kind() == VolumeKind::Volume);
-        Ok(found.as_ref().map(shown))
+        Ok(found.map(|volume| self.shown(&volume)))
     }
 
     /// A short name of a volume, of this driver's.
@@ -108,7 +110,7 @@ impl Real {
 
     /// A volume that is attached as a block device, which has to be served.
     fn served(&self, place: &Place, volume: &v1::Volume) -> Result<Volume> {
-        let attached = shown(volume);
+        let attached = self.shown(volume);
         match &attached.device {
             Some(device) if volume.device_problem.is_empty() => devices::is_node(device)?,
             _ => {
@@ -120,6 +122,12 @@ impl Real {
             }
         }
         Ok(attached)
+    }
+
+    fn shown(&self, volume: &v1::Volume) -> Volume {
+        let settings = &self.plugin.settings;
+        let is_in_cell = settings.cells.has_pool(&volume.pool);
+        shown(volume, is_in_cell.then(|| mark_of(volume, &settings.keys.unfinished())))
     }
 
     fn find(&self, place: &Place) -> Result<Option<v1::Volume>> {
@@ -135,8 +143,33 @@ fn is_labelled(labels: &BTreeMap<String, String>) -> bool {
     labels.iter().any(|(key, value)| is_one(key) && value == blockd_luks::KIND)
 }
 
-/// The parts of a volume that matter here.
-fn shown(volume: &v1::Volume) -> Volume {
+/// Values of the label with the mark of a volume in a cell.
+const MARKS: [(Unfinished, &str); 2] =
+    [(Unfinished::Header, blockd_luks::KIND), (Unfinished::FileSystem, "file-system")];
+
+/// The mark of a volume in a cell. While another node has the cell, its label is not known here and
+/// nothing is done that it decides.
+fn mark_of(volume: &v1::Volume, key: &str) -> Unfinished {
+    let value = volume.labels.get(key).filter(|_| !volume.standby);
+    let found = MARKS.iter().find(|(_, name)| value.is_some_and(|value| value == name));
+    found.map_or(Unfinished::Nothing, |(mark, _)| *mark)
+}
+
+/// The request that marks a volume.
+fn marking(place: &Place, key: String, unfinished: Unfinished) -> v1::ConfigureVolumeRequest {
+    let (name, pool) = (place.name.clone(), place.pool.clone());
+    let request = v1::ConfigureVolumeRequest { name, pool, ..Default::default() };
+    match MARKS.iter().find(|(mark, _)| *mark == unfinished) {
+        Some((_, value)) => {
+            let set_labels = BTreeMap::from([(key, (*value).to_owned())]);
+            v1::ConfigureVolumeRequest { set_labels, ..request }
+        }
+        None => v1::ConfigureVolumeRequest { remove_labels: vec![key], ..request },
+    }
+}
+
+/// The parts of a volume that matter here. `unfinished`: its mark, if it moves between nodes.
+fn shown(volume: &v1::Volume, unfinished: Option<Unfinished>) -> Volume {
     // A device that is no front end of the daemon's is the kernel's own.
     let own = volume.front_end() == FrontEnd::Unspecified && !volume.device_path.is_empty();
     let is_device = volume.front_end() == FrontEnd::Ublk && !volume.device_path.is_empty();
@@ -161,15 +194,15 @@ fn shown(volume: &v1::Volume) -> Volume {
         charged_bytes: volume.charged_bytes,
         encrypted: is_labelled(&volume.labels),
         locked: None,
+        unfinished,
     }
 }
 
 /// A volume whose device is the kernel's own: nothing is to be made, and it can be there already.
-fn attach_own(volume: &v1::Volume, read_only: bool) -> Result<Volume> {
+fn attach_own(volume: &v1::Volume, attached: Volume, read_only: bool) -> Result<Volume> {
     if volume.state() == v1::VolumeState::Creating {
         return Err(Error::in_use(format_args!("volume {}", volume.name), "is still being made"));
     }
-    let attached = shown(volume);
     let Some(device) = &attached.device else { return Ok(attached) };
     devices::is_node(device)?;
     devices::set_read_only(device, read_only)?;
@@ -195,7 +228,9 @@ impl Volumes for Real {
 
     fn attach(&self, place: &Place, read_only: bool) -> Result<Volume> {
         match self.find(place)? {
-            Some(volume) if shown(&volume).own => return attach_own(&volume, read_only),
+            Some(volume) if self.shown(&volume).own => {
+                return attach_own(&volume, self.shown(&volume), read_only);
+            }
             // It is attached already, while its cell is on another node.
             Some(volume) if volume.standby => return self.served(place, &volume),
             _ => {}
@@ -214,7 +249,7 @@ impl Volumes for Real {
 
     fn detach(&self, place: &Place) -> Result<()> {
         let found = self.find(place)?;
-        let Some(volume) = found.as_ref().map(shown) else { return Ok(()) };
+        let Some(volume) = found.map(|volume| self.shown(&volume)) else { return Ok(()) };
         if volume.device.is_none() {
             return Ok(());
         }
@@ -237,7 +272,13 @@ impl Volumes for Real {
         let volume = self.find(place)?.ok_or_else(absent)?;
         refuse_standby(&place.name, &volume)?;
         let volume = self.wait(provision::expand(&self.plugin, volume, range))?;
-        Ok(Some(shown(&volume)))
+        Ok(Some(self.shown(&volume)))
+    }
+
+    fn mark(&self, place: &Place, unfinished: Unfinished) -> Result<()> {
+        tracing::debug!(volume = place.name, ?unfinished, "mark");
+        let request = marking(place, self.plugin.settings.keys.unfinished(), unfinished);
+        self.wait(self.plugin.daemon.configure_volume(request)).map(drop)
     }
 
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()> {
@@ -303,5 +344,62 @@ impl Volumes for Real {
 
     fn count_conflict(&self, mode: Mode) {
         self.plugin.metrics.publish_conflict(mode);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parameters::Keys;
+    use crate::testing::{MIB, Rig};
+
+    #[tokio::test]
+    async fn the_mark_of_a_volume_in_a_cell_is_a_label_of_it() {
+        let rig = Rig::simple();
+        let plugin = rig.plugin();
+        rig.fake.add_group("san", 10_240 * MIB);
+        let id = plugin.settings.cells.id("san", "pvc-1");
+        let (group, name) = (id.group.clone(), id.cell.clone());
+        let cell =
+            v1::CreateCellRequest { group, name, device_bytes: 128 * MIB, ..Default::default() };
+        plugin.daemon.create_cell(cell).await.unwrap();
+        rig.fake.add(&id.cell, &id.volume, 64 * MIB);
+        rig.fake.add("default", "csi.a", 64 * MIB);
+        let place = Place { pool: id.cell.clone(), name: id.volume.clone() };
+        let of_node = Place { pool: "default".to_owned(), name: "csi.a".to_owned() };
+        let world = Real::open(plugin).unwrap();
+        let work = move || {
+            let unfinished = |place: &Place| world.get(place).unwrap().unwrap().unfinished;
+            assert_eq!(unfinished(&of_node), None);
+            assert_eq!(unfinished(&place), Some(Unfinished::Nothing));
+            let key = "csi.blockd.io/unfinished";
+            for (mark, label) in [
+                (Unfinished::Header, Some("luks2")),
+                (Unfinished::FileSystem, Some("file-system")),
+                (Unfinished::FileSystem, Some("file-system")),
+                (Unfinished::Nothing, None),
+                (Unfinished::Nothing, None),
+            ] {
+                world.mark(&place, mark).unwrap();
+                assert_eq!(unfinished(&place), Some(mark));
+                let volume = rig.fake.volume(&place.pool, &place.name).unwrap();
+                assert_eq!(volume.labels.get(key).map(String::as_str), label);
+            }
+        };
+        tokio::task::spawn_blocking(work).await.unwrap();
+    }
+
+    #[test]
+    fn a_label_of_another_node_or_version_is_no_mark() {
+        let key = Keys::new("CSI.blockd.io").unfinished();
+        // A label's prefix has no capital letters, and the mark has to be stored.
+        assert_eq!(key, "csi.blockd.io/unfinished");
+        let volume = |value: &str, standby| {
+            let labels = BTreeMap::from([(key.clone(), value.to_owned())]);
+            v1::Volume { labels, standby, ..Default::default() }
+        };
+        assert_eq!(mark_of(&volume("file-system", false), &key), Unfinished::FileSystem);
+        assert_eq!(mark_of(&volume("file-system", true), &key), Unfinished::Nothing);
+        assert_eq!(mark_of(&volume("another", false), &key), Unfinished::Nothing);
     }
 }

@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use super::modes::{Access, Target, named};
+use super::world::Unfinished;
 use crate::capability::Mode;
 
 /// Version of the file format. A file of a later version is refused, so that its state is not lost.
@@ -115,6 +116,18 @@ impl Record {
     #[must_use]
     pub fn is_unfinished(&self) -> bool {
         self.formatting || self.encryption.is_some_and(|encryption| encryption.formatting)
+    }
+
+    /// Replaces its marks with that of a volume that moves between nodes: other nodes may have
+    /// formatted and used the volume since this record was written, or left a mark without one.
+    pub fn follow(&mut self, mark: Option<Unfinished>) {
+        let Some(mark) = mark else { return };
+        self.formatting = mark == Unfinished::FileSystem;
+        let formatting = mark == Unfinished::Header;
+        if formatting || self.encryption.is_some() {
+            let encryption = self.encryption.unwrap_or_default();
+            self.encryption = Some(Encryption { formatting, ..encryption });
+        }
     }
 }
 

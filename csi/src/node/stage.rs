@@ -7,7 +7,7 @@ use super::modes::{self, Access};
 use super::mountinfo::Table;
 use super::records::{Encryption, Place, Record, Stage};
 use super::steps::{self, FileSystemSpec};
-use super::world::{Kind, Mount, Mounted, Result, Volume, World};
+use super::world::{Kind, Mount, Mounted, Result, Unfinished, Volume, World};
 use crate::capability::Mode;
 use crate::error::Error;
 
@@ -106,7 +106,7 @@ pub fn stage(world: &World<'_>, request: &Request<'_>) -> Result<()> {
     }
     let read_only = request.mode == Mode::ReaderOnly;
     match request.spec {
-        None => attach(world, &mut record, request, &volume, read_only).map(drop),
+        None => block(world, &mut record, request, &volume, read_only),
         Some(spec) if read_only => read(world, &mut record, request, spec, &volume),
         Some(spec) => write(world, &mut record, request, spec, &volume),
     }
@@ -126,7 +126,26 @@ fn attach(
     if let Some(stored) = world.volumes.record(request.volume) {
         *record = stored;
     }
+    record.follow(attached.unfinished);
     Ok(attached)
+}
+
+/// Stages the device itself. The rest of an interrupted mkfs is removed first: its mark has a later
+/// stage format the device, with all that is written to it until then.
+fn block(
+    world: &World<'_>,
+    record: &mut Record,
+    request: &Request<'_>,
+    volume: &Volume,
+    read_only: bool,
+) -> Result<()> {
+    let volume = attach(world, record, request, volume, read_only)?;
+    if !record.formatting {
+        return Ok(());
+    }
+    unformat(world, record, &volume)?;
+    let volume = steps::existing(world, request.volume, request.place)?;
+    attach(world, record, request, &volume, read_only).map(drop)
 }
 
 /// Refuses a volume that another node may write: its file system or the mapping over it would be
@@ -313,10 +332,11 @@ pub fn unstage(world: &World<'_>, id: &str, place: &Place, path: &Path) -> Resul
         }
         steps::unmount(world, path)?;
     }
-    if let (Some(mut record), Some(volume)) = (record.clone(), &volume)
-        && record.is_unfinished()
-    {
-        unformat(world, &mut record, volume)?;
+    if let (Some(mut record), Some(volume)) = (record.clone(), &volume) {
+        record.follow(volume.unfinished);
+        if record.is_unfinished() {
+            unformat(world, &mut record, volume)?;
+        }
     }
     // Also where the volume is gone: a layer above its device may be left.
     world.volumes.detach(place)?;
@@ -342,6 +362,7 @@ fn unformat(world: &World<'_>, record: &mut Record, volume: &Volume) -> Result<(
         return Err(Error::in_use(what, "is still being written by an earlier try"));
     }
     world.machine.wipe(device)?;
+    steps::mark(world, &record.place, &volume, Unfinished::Nothing)?;
     record.formatting = false;
     record.encryption = record.encryption.map(|it| Encryption { formatting: false, ..it });
     world.volumes.keep(record)

@@ -7,7 +7,7 @@ use super::flags::Options;
 use super::modes::Access;
 use super::mountinfo::{Device, Entry, Table};
 use super::records::{Place, Record, Stage};
-use super::world::{Kind, Result, Volume, World};
+use super::world::{Kind, Result, Unfinished, Volume, World};
 use crate::capability::FileSystem;
 use crate::error::Error;
 use crate::mkfs;
@@ -103,16 +103,32 @@ pub fn prepare(
                 mkfs::check("mkfs-options", file_system, &spec.making.options)?;
             }
             free(world, record, device)?;
+            mark(world, &record.place, volume, Unfinished::FileSystem)?;
             if !record.formatting {
                 record.formatting = true;
                 world.volumes.keep(record)?;
             }
             world.machine.format(device, &name, &spec.making)?;
+            mark(world, &record.place, volume, Unfinished::Nothing)?;
             record.formatting = false;
             world.volumes.keep(record)?;
             Ok(name)
         }
     }
+}
+
+/// Marks a volume that moves between nodes: before the step that its mark names, and again once
+/// that is done. The mark of any other volume is in its record.
+///
+/// # Errors
+/// When the daemon refuses.
+pub(super) fn mark(
+    world: &World<'_>,
+    place: &Place,
+    volume: &Volume,
+    unfinished: Unfinished,
+) -> Result<()> {
+    if volume.unfinished.is_some() { world.volumes.mark(place, unfinished) } else { Ok(()) }
 }
 
 /// Whether nothing was ever written to a volume.

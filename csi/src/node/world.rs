@@ -47,6 +47,20 @@ pub struct Volume {
     pub encrypted: bool,
     /// Set while it is encrypted and not open: the reason, or nothing where none is known.
     pub locked: Option<&'static str>,
+    /// The mark of a volume that moves between nodes. `None`: the record of this node has it.
+    pub unfinished: Option<Unfinished>,
+}
+
+/// The step that an interrupted call began and did not complete, so that the content of its volume
+/// is no data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unfinished {
+    #[default]
+    Nothing,
+    /// A header of encryption is written.
+    Header,
+    /// A file system is made, behind the header if there is one.
+    FileSystem,
 }
 
 impl Volume {
@@ -156,6 +170,8 @@ pub trait Volumes: Send + Sync {
     fn detach(&self, place: &Place) -> Result<()>;
     /// Makes it as large as is asked for; `None`: that is for the controller to do.
     fn enlarge(&self, place: &Place, range: &Range) -> Result<Option<Volume>>;
+    /// Marks a volume that moves between nodes, durably.
+    fn mark(&self, place: &Place, unfinished: Unfinished) -> Result<()>;
     /// Makes an ephemeral volume, if it is not there.
     fn create(&self, place: &Place, wanted: &Wanted) -> Result<()>;
     /// Deletes it, if it is there.

@@ -167,8 +167,8 @@ async fn a_volume_is_deleted_from_any_node_and_never_while_another_uses_it() {
     assert_eq!(error.code(), Code::FailedPrecondition);
     assert!(error.message().contains("host 2 refuses"), "{error}");
     // Nor while it is staged here and served there, though nothing uses it there.
-    change(|cell| cell.is_used = false);
     bring(&service, &cell, Aim::Shared(FrontEnd::Ublk)).await.unwrap();
+    change(|cell| cell.is_used = false);
     let error = delete(&service, &made.volume_id).await.unwrap_err();
     assert!(error.message().contains("is attached on standby"), "{error}");
     change(|cell| cell.standby = None);
@@ -281,6 +281,25 @@ async fn another_group_that_does_not_answer_is_not_taken_for_an_empty_one() {
 }
 
 #[tokio::test]
+async fn a_pool_that_failed_ends_no_call_and_stops_none_whose_cell_is_there() {
+    let classes = "[[class]]\nname = 'a'\ndefault = true\n\
+                   [[class]]\nname = 'b'\npool = 'other'\n";
+    let rig = Rig::new(&[("default", 1024 * MIB), ("other", 1024 * MIB)], classes);
+    rig.fake.add_group(GROUP, FREE);
+    let service = rig.controller();
+    let made = make(&service, request("pvc-1")).await;
+    rig.fake.fail_pool("other", true);
+    // As a call does that was late, and is repeated.
+    assert_eq!(make(&service, request("pvc-1")).await, made);
+    let (code, text) = refused(create(&service, request("pvc-2")).await);
+    assert_eq!(code, Code::Unavailable);
+    assert!(text.contains("pool other may have a volume of that name"), "{text}");
+    assert_eq!(rig.fake.cells(GROUP).len(), 1);
+    rig.fake.fail_pool("other", false);
+    make(&service, request("pvc-2")).await;
+}
+
+#[tokio::test]
 async fn cells_of_another_cluster_are_not_seen_and_not_deleted() {
     let rig = rig();
     let other = crate::cells::Cells::new("csi.blockd.io", "second").id(GROUP, "pvc-1");
@@ -366,6 +385,39 @@ async fn volumes_whose_cell_is_elsewhere_are_listed_found_and_confirmed() {
     let error = delete(&service, &foreign).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition);
     assert!(error.message().contains("volume group none is not known to the daemon of node n1"));
+}
+
+#[tokio::test]
+async fn a_list_has_the_condition_that_each_volume_has_by_itself() {
+    let rig = rig();
+    let service = rig.controller();
+    let mut all = Vec::new();
+    for name in ["here", "there", "free", "failed"] {
+        all.push(make(&service, request(name)).await.volume_id);
+    }
+    let cell = |at: usize| service.plugin.settings.cells.parse(&all[at]).unwrap().cell;
+    rig.fake.move_cell(GROUP, &cell(1), 2);
+    rig.fake.move_cell(GROUP, &cell(2), 0);
+    rig.fake.fail_pool(&cell(3), true);
+    let list = service.list_volumes(Request::new(Default::default())).await.unwrap().into_inner();
+    let listed = |id: &String| {
+        let of_it = |entry: &&proto::list_volumes_response::Entry| {
+            entry.volume.as_ref().is_some_and(|volume| volume.volume_id == *id)
+        };
+        let entry = list.entries.iter().find(of_it).unwrap();
+        entry.status.clone().unwrap().volume_condition.unwrap()
+    };
+    for (id, message) in all.iter().zip([
+        "healthy",
+        "unknown: its cell is on host 2",
+        "unknown: its cell is open on no host",
+        "its cell is not open",
+    ]) {
+        let request = proto::ControllerGetVolumeRequest { volume_id: id.clone() };
+        let found = service.controller_get_volume(Request::new(request)).await.unwrap();
+        let condition = found.into_inner().status.unwrap().volume_condition.unwrap();
+        assert_eq!((listed(id), condition.message.as_str()), (condition.clone(), message));
+    }
 }
 
 #[tokio::test]
@@ -514,6 +566,18 @@ async fn a_cell_comes_to_the_node_that_uses_its_volume_alone() {
     change(|cell| cell.is_used = false);
     bring(&service, &cell, Aim::Alone).await.unwrap();
     assert_eq!(holder(), 1);
+    // Shared and used by no other node, it comes.
+    change(|cell| cell.standby = None);
+    for from in [0, 2] {
+        rig.fake.move_cell(GROUP, &cell.cell, from);
+        bring(&service, &cell, Aim::Shared(FrontEnd::Nbd)).await.unwrap();
+        assert_eq!((rig.fake.cells(GROUP)[&cell.cell].standby.is_some(), holder()), (false, 1));
+    }
+    // That a node does not answer is not that it keeps the cell.
+    rig.fake.move_cell(GROUP, &cell.cell, 2);
+    change(|cell| cell.is_silent = true);
+    let error = bring(&service, &cell, Aim::Shared(FrontEnd::Nbd)).await.unwrap_err();
+    assert!(error.to_string().contains("declare-dead"), "{error}");
     let gone = service.plugin.settings.cells.id(GROUP, "none");
     let error = bring(&service, &gone, Aim::Alone).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);

@@ -12,7 +12,7 @@ use blockd_luks::Key;
 
 use super::mountinfo::{Device, Entry};
 use super::records::{Place, Record};
-use super::world::{Kind, Loop, Node, Result, Usage, Volume, World};
+use super::world::{Kind, Loop, Node, Result, Unfinished, Usage, Volume, World};
 use crate::capability::Mode;
 use crate::error::Error;
 
@@ -67,6 +67,8 @@ pub(crate) struct Stored {
     pub(crate) standby: bool,
     /// The daemon has the label of encrypted volumes.
     pub(crate) labelled: bool,
+    /// Its mark, if it moves between nodes.
+    pub(crate) unfinished: Option<Unfinished>,
     /// The image in its file system, which is a device while it has a loop device; or the content
     /// of its mapping, which is one while it is open.
     pub(crate) image: Option<Box<Stored>>,
@@ -75,8 +77,8 @@ pub(crate) struct Stored {
 impl Stored {
     fn new(size: i64, held: Held) -> Self {
         let (minor, read_only, own, labelled, image) = (None, false, false, false, None);
-        let standby = false;
-        Self { size, held, minor, read_only, shown: size, own, standby, labelled, image }
+        let (standby, unfinished, shown) = (false, None, size);
+        Self { size, held, minor, read_only, shown, own, standby, labelled, unfinished, image }
     }
 
     /// The device of that number: it, or the loop device over its image.
@@ -115,6 +117,13 @@ impl Default for Fault {
             usage: (usage, usage),
         }
     }
+}
+
+/// The disk of a node: its part of the state that survives a reboot.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeState {
+    pub(crate) records: BTreeMap<String, Record>,
+    pub(crate) paths: BTreeMap<PathBuf, Kind>,
 }
 
 #[derive(Debug, Default)]
@@ -162,6 +171,28 @@ impl Fake {
     pub(crate) fn add(&self, name: &str, size: i64, held: Held) -> Place {
         self.state().volumes.insert(name.to_owned(), Stored::new(size, held));
         Place { pool: "default".to_owned(), name: name.to_owned() }
+    }
+
+    /// A volume that moves between nodes.
+    pub(crate) fn add_moving(&self, name: &str, size: i64, held: Held) -> Place {
+        let place = self.add(name, size, held);
+        let mut state = self.state();
+        let volume = state.volumes.get_mut(name).expect("just added");
+        volume.unfinished = Some(Unfinished::Nothing);
+        place
+    }
+
+    /// Another node has the volumes from now on. Its records and paths are these, and those of the
+    /// former node are returned.
+    pub(crate) fn change_node(&self, node: NodeState) -> NodeState {
+        self.reboot();
+        let mut state = self.state();
+        for volume in state.volumes.values_mut() {
+            volume.minor = None;
+        }
+        let records = std::mem::replace(&mut state.records, node.records);
+        let paths = std::mem::replace(&mut state.paths, node.paths);
+        NodeState { records, paths }
     }
 
     /// A volume whose device is the kernel's own.
@@ -283,6 +314,10 @@ fn shown(volume: &Stored, problem: &str) -> Volume {
         charged_bytes: 0,
         encrypted: volume.labelled,
         locked: None,
+        unfinished: volume.unfinished.map(|mark| match volume.standby {
+            true => Unfinished::Nothing,
+            false => mark,
+        }),
     }
 }
 

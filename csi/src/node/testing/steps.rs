@@ -11,7 +11,7 @@ use crate::node::mountinfo::{Device, Entry, Table};
 use crate::node::records::{Place, Record};
 use crate::node::world::{
     Conditions, DeviceLook, Devices, Images, Kind, Loop, Mount, Mounted, Mounts, Node, Result,
-    Usage, Volume, Volumes, Wanted,
+    Unfinished, Usage, Volume, Volumes, Wanted,
 };
 use crate::sizes::Range;
 
@@ -64,6 +64,15 @@ impl Volumes for Fake {
                 volume.shown = volume.size;
                 shown(volume, "")
             }))
+        })
+    }
+
+    fn mark(&self, place: &Place, unfinished: Unfinished) -> Result<()> {
+        self.whole(|state| {
+            let volume = state.volumes.get_mut(&place.name).expect("a volume to be marked");
+            assert!(volume.unfinished.is_some() && !volume.standby, "marked: {volume:?}");
+            volume.unfinished = Some(unfinished);
+            Ok(())
         })
     }
 

@@ -14,7 +14,7 @@ use crate::node::publish;
 use crate::node::records::Place;
 use crate::node::stage;
 use crate::node::steps::FileSystemSpec;
-use crate::node::testing::{Fake, HEADER, Held, Stored, WRONGS, Wrong};
+use crate::node::testing::{Fake, HEADER, Held, NodeState, Stored, WRONGS, Wrong};
 use crate::node::world::{Kind, Result, Volumes as _, Wanted, World};
 use crate::node::{Layers, through};
 use crate::pmem::Plan;
@@ -44,9 +44,11 @@ enum Shape {
     LuksBlock,
     /// The same, mounted for reading alone.
     LuksReader,
+    /// In a cell, which moves between nodes.
+    Moving(&'static Self),
 }
 
-const SHAPES: [Shape; 13] = [
+const SHAPES: [Shape; 18] = [
     Shape::Mount("ext4"),
     Shape::Mount("xfs"),
     Shape::Block,
@@ -60,6 +62,19 @@ const SHAPES: [Shape; 13] = [
     Shape::Luks,
     Shape::LuksBlock,
     Shape::LuksReader,
+    MOVING[0],
+    MOVING[1],
+    MOVING[2],
+    MOVING[3],
+    MOVING[4],
+];
+
+const MOVING: [Shape; 5] = [
+    Shape::Moving(&Shape::Mount("ext4")),
+    Shape::Moving(&Shape::Reader),
+    Shape::Moving(&Shape::Luks),
+    Shape::Moving(&Shape::LuksBlock),
+    Shape::Moving(&Shape::LuksReader),
 ];
 
 /// A step in the life of a volume.
@@ -79,6 +94,7 @@ impl Shape {
     fn life(self) -> Vec<Call> {
         use Call::{Delete, Expand, Publish, Stage, Stats, Unpublish, Unstage, Write};
         match self {
+            Self::Moving(shape) => shape.life(),
             Self::Mount(_)
             | Self::Block
             | Self::Direct
@@ -140,6 +156,7 @@ impl Shape {
 
     fn spec(self) -> Option<FileSystemSpec> {
         match self {
+            Self::Moving(shape) => shape.spec(),
             Self::Mount(name) => Some(spec(name)),
             Self::Direct => Some(FileSystemSpec { dax: true, ..spec("ext4") }),
             Self::Reader
@@ -152,16 +169,21 @@ impl Shape {
         }
     }
 
+    /// The shape in its cell.
+    fn inner(self) -> Self {
+        if let Self::Moving(shape) = self { *shape } else { self }
+    }
+
     fn is_block(self) -> bool {
-        matches!(self, Self::Block | Self::DirectBlock | Self::LuksBlock)
+        matches!(self.inner(), Self::Block | Self::DirectBlock | Self::LuksBlock)
     }
 
     fn is_encrypted(self) -> bool {
-        matches!(self, Self::Luks | Self::LuksBlock | Self::LuksReader)
+        matches!(self.inner(), Self::Luks | Self::LuksBlock | Self::LuksReader)
     }
 
     fn reads(self) -> bool {
-        matches!(self, Self::Reader | Self::LuksReader)
+        matches!(self.inner(), Self::Reader | Self::LuksReader)
     }
 
     fn has_image(self) -> bool {
@@ -290,6 +312,7 @@ impl Life {
             Shape::Direct | Shape::DirectBlock | Shape::Kata(true) => {
                 world.add_own("csi.a", SIZE, Held::Nothing)
             }
+            Shape::Moving(_) => world.add_moving("csi.a", SIZE, Held::Nothing),
             _ => world.add("csi.a", SIZE, Held::Nothing),
         };
         Self { world, place, shape, case }
@@ -389,8 +412,8 @@ fn a_repeat_completes_a_call_that_failed_at_any_step() {
 #[test]
 fn a_repeat_completes_a_call_that_failed_twice() {
     for shape in SHAPES {
-        // A life with an image is long, and made of the same steps.
-        let is_long = shape.has_image() || shape.is_encrypted();
+        // A life with an image is long, and made of the same steps; so is that in a cell.
+        let is_long = shape.has_image() || shape.is_encrypted() || shape.inner() != shape;
         let mores: &[u64] = if is_long { &[1, 8] } else { &[1, 2, 3, 5, 8, 13] };
         for &more in mores {
             at_every_step(shape, Some((more, Wrong::DiesBefore)), go_on);
@@ -417,7 +440,7 @@ fn a_stage_abandoned_during_mkfs_can_be_repeated_later() {
     let direct = [Shape::Direct, Shape::Kata(false), Shape::Kata(true)];
     let shapes = [Shape::Mount("ext4"), Shape::Mount("xfs"), Shape::Reader];
     let encrypted = [Shape::Luks, Shape::LuksBlock, Shape::LuksReader];
-    for shape in shapes.into_iter().chain(direct).chain(encrypted) {
+    for shape in shapes.into_iter().chain(direct).chain(encrypted).chain(MOVING) {
         at_every_step(shape, None, |life, index| {
             if index > 0 {
                 return;
@@ -449,6 +472,74 @@ fn a_life_goes_on_after_the_machine_was_switched_off() {
                 life.insist(*call);
             }
             go_on(life, index);
+        });
+    }
+}
+
+/// Uses the volume on this node, and leaves it staged.
+fn use_it(life: &Life) {
+    for call in [Call::Stage, Call::Publish(0), Call::Write] {
+        life.insist(call);
+    }
+}
+
+/// Whether the volume has what was written last.
+fn has_data(life: &Life) -> bool {
+    let held = |stored: &Stored| match &stored.held {
+        Held::FileSystem { data, .. } => *data,
+        held => *held == Held::Raw,
+    };
+    let state = life.world.state();
+    let volume = &state.volumes["csi.a"];
+    held(volume.image.as_deref().unwrap_or(volume))
+}
+
+#[test]
+fn another_node_goes_on_with_a_stage_and_the_first_one_returns_without_harm() {
+    for shape in MOVING {
+        for late in [&[Call::Unstage, Call::Stage][..], &[Call::Stage]] {
+            at_every_step(shape, None, |life, index| {
+                if index > 0 {
+                    return;
+                }
+                let first = life.world.change_node(NodeState::default());
+                use_it(life);
+                let second = life.world.change_node(first);
+                assert!(has_data(life), "{}", life.case);
+                for call in late {
+                    life.insist(*call);
+                    assert!(has_data(life), "{}: {call:?}", life.case);
+                }
+                life.insist(Call::Unstage);
+                // All was done there before the node was lost: nothing is undone.
+                life.world.change_node(second);
+                life.insist(Call::Unpublish(0));
+                life.insist(Call::Unstage);
+                assert!(has_data(life), "{}", life.case);
+                life.insist(Call::Delete);
+                life.nothing_is_left();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_stage_that_is_undone_while_its_cell_is_away_can_be_repeated_on_another_node() {
+    for shape in MOVING {
+        at_every_step(shape, None, |life, index| {
+            if index > 0 {
+                return;
+            }
+            life.world.reboot();
+            let mut volume = life.world.state().volumes.remove("csi.a").unwrap();
+            life.insist(Call::Unstage);
+            volume.minor = None;
+            life.world.state().volumes.insert("csi.a".to_owned(), volume);
+            life.world.change_node(NodeState::default());
+            for call in shape.life() {
+                life.insist(call);
+            }
+            life.nothing_is_left();
         });
     }
 }

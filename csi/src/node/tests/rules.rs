@@ -13,7 +13,7 @@ use crate::node::modes::{Access, Target};
 use crate::node::publish;
 use crate::node::records::Place;
 use crate::node::stage;
-use crate::node::testing::{Fake, Held};
+use crate::node::testing::{Fake, Held, Wrong};
 use crate::node::world::{Kind, Result, Usage, Volumes as _};
 use crate::sizes::Range;
 
@@ -55,6 +55,55 @@ fn a_volume_on_standby_is_no_empty_one_and_is_staged_as_a_shared_device_alone() 
     let state = node.world.state();
     assert_eq!(state.volumes["csi.a"].held, Held::Nothing);
     assert!(state.records.is_empty() && state.mounts.is_empty());
+}
+
+/// A node on which mkfs was interrupted.
+fn interrupted(is_moving: bool) -> Node {
+    for at in 1.. {
+        let node = node(Held::Nothing);
+        if is_moving {
+            node.world.add_moving("csi.a", SIZE, Held::Nothing);
+        }
+        node.world.state().wrong = Some((at, Wrong::DiesBefore));
+        node.stage(Mode::Writer, "ext4").unwrap_err();
+        node.world.reboot();
+        if node.world.state().volumes["csi.a"].held == Held::Partial {
+            return node;
+        }
+    }
+    unreachable!("no step formats");
+}
+
+#[test]
+fn a_device_is_staged_itself_without_the_rest_of_an_interrupted_mkfs() {
+    for is_moving in [false, true] {
+        for mode in [Mode::Writer, Mode::ReaderOnly] {
+            let node = interrupted(is_moving);
+            for _ in 0..2 {
+                node.stage_at(STAGING, mode, None).unwrap();
+                let state = node.world.state();
+                assert_eq!(state.volumes["csi.a"].held, Held::Nothing);
+                assert_eq!(state.volumes["csi.a"].read_only, mode == Mode::ReaderOnly);
+            }
+            // It is no rest of anything from now on.
+            node.world.state().volumes.get_mut("csi.a").unwrap().held = Held::Raw;
+            node.unstage().unwrap();
+            assert_eq!(code(node.stage(Mode::Writer, "ext4")), Code::FailedPrecondition);
+            assert_eq!(node.world.state().volumes["csi.a"].held, Held::Raw);
+        }
+    }
+}
+
+#[test]
+fn an_unstage_does_not_touch_a_volume_that_another_node_has() {
+    let node = interrupted(true);
+    {
+        let mut state = node.world.state();
+        let volume = state.volumes.get_mut("csi.a").unwrap();
+        (volume.standby, volume.held) = (true, Held::Raw);
+    }
+    node.unstage().unwrap();
+    assert_eq!(node.world.state().volumes["csi.a"].held, Held::Raw);
 }
 
 #[test]
