@@ -6,6 +6,7 @@
 mod adding;
 mod attachments;
 mod authority;
+mod begun;
 mod cells;
 mod cloning;
 mod closed;
@@ -63,6 +64,8 @@ pub(crate) mod testing;
 mod tests;
 #[cfg(test)]
 mod tests_of_adding;
+#[cfg(test)]
+mod tests_of_begun;
 #[cfg(test)]
 mod tests_of_cells;
 #[cfg(test)]

@@ -286,8 +286,7 @@ impl Control {
             // It was closed, and is held.
             None => self.refuse_unclosed(&group, &found).await?,
         }
-        let cell = name.clone();
-        self.coordinate(&group, move |leases| leases.release(&cell)).await?;
+        self.give_back(&group, &name).await?;
         self.note_handed(name.as_str(), true);
         let text = format!(
             "cell {name} of volume group {} was handed over to host {}",

@@ -9,6 +9,7 @@ use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner};
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
 
+use super::begun::unmade;
 use super::cells::cell_name;
 use super::groups::{Fenced, Group};
 use super::{Control, EventKind, blocking};
@@ -26,15 +27,23 @@ impl Control {
         &self,
         asked: v1::TakeCellRequest,
     ) -> Result<v1::TakeCellResponse, Error> {
-        self.take_cell_after(asked, None).await
+        let (group, name) = (asked.group.clone(), asked.name.clone());
+        if let Some(taken) = self.take_cell_after(asked, None).await? {
+            return Ok(taken);
+        }
+        let (group, name) = (self.group(&group)?, cell_name(&name)?);
+        let found = self.find_cell(&group, &name).await?;
+        Err(found
+            .map_or_else(|| Error::not_found("cell", name.as_str()), |cell| unmade(&group, &cell)))
     }
 
     /// The same. `fenced`: the host with this key was fenced, and no other incarnation may be.
+    /// `None` where the cell has no pool: then no host has it.
     pub(super) async fn take_cell_after(
         &self,
         asked: v1::TakeCellRequest,
         fenced: Option<Key>,
-    ) -> Result<v1::TakeCellResponse, Error> {
+    ) -> Result<Option<v1::TakeCellResponse>, Error> {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
         if asked.fence && asked.handover {
             return Err(Error::invalid("handover", "true", "left out with fence"));
@@ -49,11 +58,10 @@ impl Control {
         self.refuse_other_pool(&name, Some(&found))?;
         if found.holder == Holder::This && self.is_open(&found) {
             let cell = Some(self.describe_cell(&group, &found));
-            return Ok(v1::TakeCellResponse { cell, ..Default::default() });
+            return Ok(Some(v1::TakeCellResponse { cell, ..Default::default() }));
         }
         if found.is_new {
-            let problem = "was not made to the end: `blockd cell create` finishes it";
-            return Err(Error::in_use(format!("cell {name}"), problem));
+            return Err(unmade(&group, &found));
         }
         let from = fenced_owner(&group, &found, &asked)?;
         let mut former = 0;
@@ -76,30 +84,42 @@ impl Control {
                 cell
             }
         };
-        let opened = self.open_cell(&group, &cell).await;
-        let log_changes = match opened {
-            Ok(changes) => changes,
-            Err(error) => {
-                // One that is being taken from a dead host stays with this one.
-                if found.holder == Holder::Free || former != 0 {
-                    let cell = name.clone();
-                    let given = self.coordinate(&group, move |leases| leases.release(&cell)).await;
-                    if let Err(error) = given {
-                        tracing::warn!(cell = %name, %error, "the cell stays with this host");
-                    }
-                }
-                return Err(error);
-            }
+        let returns = found.holder == Holder::Free || former != 0;
+        let Some(log_changes) = self.open_taken(&group, &cell, returns).await? else {
+            return Ok(None);
         };
         let text = format!("cell {name} of volume group {} was taken", shown(&group.name));
         self.events().publish(EventKind::CellTaken, name.as_str(), "", text);
-        Ok(v1::TakeCellResponse {
+        Ok(Some(v1::TakeCellResponse {
             changed: true,
             cell: Some(self.describe_cell(&group, &cell)),
             fenced_host: from.map_or(0, |owner| u32::from(owner.host.0)),
             log_changes,
             former_host: u32::from(former),
-        })
+        }))
+    }
+
+    /// Opens the pool of a cell that was taken. Gives the changes that were replayed; `None` where
+    /// there is no pool: its lease is given back. `returns`: also if the pool can't be opened.
+    async fn open_taken(
+        &self,
+        group: &Arc<Group>,
+        cell: &Cell,
+        returns: bool,
+    ) -> Result<Option<u64>, Error> {
+        match self.open_cell(group, cell).await {
+            Ok(None) => self.give_back(group, &cell.name).await.map(|()| None),
+            // One that is being taken from a dead host stays with this one.
+            Err(error) if returns => {
+                let name = cell.name.clone();
+                let given = self.coordinate(group, move |leases| leases.release(&name)).await;
+                if let Err(error) = given {
+                    tracing::warn!(cell = %cell.name, %error, "the cell stays with this host");
+                }
+                Err(error)
+            }
+            opened => opened,
+        }
     }
 
     /// Has the daemon of another host give a cell.
