@@ -325,7 +325,10 @@ impl Coordinator for Lvm {
         if volume.size >= bytes {
             return Ok(volume.size);
         }
-        let (size, path) = (format!("{bytes}b"), self.path(name));
+        // LVM refuses a size that is not of whole sectors, and a pool is low at any number of
+        // bytes. What is free is of whole extents, so there is room for the rounded size too.
+        let wanted = bytes.next_multiple_of(self.group()?.extent_size.max(1));
+        let (size, path) = (format!("{wanted}b"), self.path(name));
         let words = ["--yes", "-L", &size, &path];
         self.commands.run("lvextend", &words).map_err(|refusal| self.cell_error(refusal, name))?;
         Ok(self.volume(name)?.size)

@@ -162,12 +162,20 @@ fn a_cell_is_made_for_this_host_alone_and_grows_only_where_it_is_held() {
     assert!(lines.lock().iter().any(|line| line == made), "{:?}", lines.lock());
     let error = lvm.create(&cell("one"), 1 << 30).unwrap_err().to_string();
     assert!(error.contains("no space: 1073741824 bytes needed, 536870912 bytes free"), "{error}");
-    let (lvm, lines) = group(&[("lvextend", ""), ("lvs", VOLUMES)], "");
+    let (lvm, lines) = group(&[("vgs", GROUP), ("lvextend", ""), ("lvs", VOLUMES)], "");
     assert_eq!(lvm.extend(&cell("one"), 1 << 20).unwrap(), 4 << 20);
     assert!(matches!(lvm.extend(&cell("two"), 1 << 30), Err(HostsError::NotHeld { .. })));
     assert!(!lines.lock().iter().any(|line| line.starts_with("lvextend")));
     lvm.extend(&cell("one"), 8 << 20).unwrap();
     assert!(lines.lock().iter().any(|line| line == "lvextend --yes -L 8388608b san/cell-one"));
+}
+
+#[test]
+fn a_cell_grows_by_whole_extents() {
+    let (lvm, lines) = group(&[("vgs", GROUP), ("lvextend", ""), ("lvs", VOLUMES)], "");
+    lvm.extend(&cell("one"), (8 << 20) + 1).unwrap();
+    let grown = "lvextend --yes -L 12582912b san/cell-one";
+    assert!(lines.lock().iter().any(|line| line == grown), "{:?}", lines.lock());
 }
 
 #[test]
