@@ -45,6 +45,10 @@ pub(super) struct Membership {
     /// Other hosts that were declared dead here.
     #[serde(default, skip_serializing_if = "DeadHosts::is_empty")]
     dead: DeadHosts,
+    /// Cells whose former host was fenced, with the key by which it was, and whose pools were not
+    /// opened since. A boot in between changes nothing about that.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    taking: BTreeMap<String, String>,
     boot: String,
     host: u16,
     /// This host's key; empty before there is one.
@@ -61,10 +65,6 @@ pub(super) struct Membership {
     /// Keys of other hosts that this host has removed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     removed_keys: BTreeSet<String>,
-    /// Cells whose former host was fenced, with the key by which it was, and whose pools were not
-    /// opened since.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    taking: BTreeMap<String, String>,
 }
 
 /// A device by its identity, with the name that it had.
@@ -392,6 +392,7 @@ impl Membership {
             folder,
             former_keys: Vec::new(),
             dead: DeadHosts::default(),
+            taking: BTreeMap::new(),
             boot: String::new(),
             host: 0,
             key: String::new(),
@@ -400,7 +401,6 @@ impl Membership {
             address: String::new(),
             lost: false,
             removed_keys: BTreeSet::new(),
-            taking: BTreeMap::new(),
         }
     }
 
@@ -442,7 +442,6 @@ impl Membership {
         // Another host may have forgotten this one, with its address.
         self.address.clear();
         self.devices.clear();
-        self.taking.clear();
     }
 
     /// Notes that this host has removed a key. Older ones of the same host are of no use any more.
@@ -464,8 +463,7 @@ impl Membership {
 
     /// The key by which the host was fenced from which a cell is being taken.
     pub(super) fn taking(&self, cell: &CellName) -> Option<Key> {
-        let key = self.taking.get(cell.as_str()).filter(|_| self.is_of_this_boot());
-        key.and_then(|key| Key::parse(key))
+        self.taking.get(cell.as_str()).and_then(|key| Key::parse(key))
     }
 
     /// This host's key as it is shown.

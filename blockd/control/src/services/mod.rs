@@ -80,6 +80,8 @@ mod tests_of_pool_names;
 mod tests_of_renaming;
 #[cfg(test)]
 mod tests_of_snapshots;
+#[cfg(test)]
+mod tests_of_takeovers;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};

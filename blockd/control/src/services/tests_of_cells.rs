@@ -54,15 +54,12 @@ impl Hosts {
 
     /// This host was switched off and on, and its daemon has started.
     pub(super) async fn boot_this(&mut self) {
-        self.array.boot(THIS);
-        let control = &self.this.control;
-        let group = control.group(GROUP).unwrap();
-        control.0.groups.change(&group, |member| member.forget_boot()).unwrap();
-        for known in control.known_pools() {
-            control.forget_pool(&known.config.name).await.unwrap();
-        }
-        let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
-        self.this.client.add_volume_group(request).await.unwrap();
+        boot(&self.array, &mut self.this, THIS).await;
+    }
+
+    /// The same of the other host.
+    pub(super) async fn boot_other(&mut self) {
+        boot(&self.array, &mut self.other, OTHER).await;
     }
 
     /// This host stops at once: nothing is closed in order. Its locks are free.
@@ -72,6 +69,18 @@ impl Hosts {
         handle.halt(MapperError::Device { name: "host".to_owned(), problem });
         handle.abandon().await;
     }
+}
+
+async fn boot(array: &Array, rig: &mut Rig, host: HostNumber) {
+    array.boot(host);
+    let control = &rig.control;
+    let group = control.group(GROUP).unwrap();
+    control.0.groups.change(&group, |member| member.forget_boot()).unwrap();
+    for known in control.known_pools() {
+        control.forget_pool(&known.config.name).await.unwrap();
+    }
+    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    rig.client.add_volume_group(request).await.unwrap();
 }
 
 pub(super) fn creation(name: &str) -> v1::CreateCellRequest {
