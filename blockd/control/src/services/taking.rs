@@ -172,7 +172,7 @@ impl Control {
             let cell = name.clone();
             self.coordinate(group, move |leases| leases.free(&cell, owner)).await?;
         }
-        let cell = self.acquire_cell(group, name, Some(owner)).await?;
+        let cell = self.acquire_cell(group, name, Some((owner, fenced))).await?;
         self.settle_fence(group, name, key, fenced).await?;
         Ok(cell)
     }
@@ -279,16 +279,18 @@ impl Control {
         Ok(fenced)
     }
 
-    /// Takes the lease of a cell. That of a host which was fenced, `of`, is waited for.
+    /// Takes the lease of a cell. That of a host which was fenced, `of`, is waited for. Where
+    /// another host was faster, the note that the cell is being taken stays if this host has ended
+    /// the former lease: the other one may be without a note, and can't open the cell then.
     pub(super) async fn acquire_cell(
         &self,
         asked: &Arc<Group>,
         name: &CellName,
-        of: Option<Owner>,
+        of: Option<(Owner, Fenced)>,
     ) -> Result<Cell, Error> {
         let clock = Clock::start();
         // Another host may have been faster.
-        let is_its = |by: Option<HostNumber>| by.is_none() || by == of.map(|owner| owner.host);
+        let is_its = |by: Option<HostNumber>| by.is_none() || by == of.map(|(owner, _)| owner.host);
         loop {
             let cell = name.clone();
             let group = Arc::clone(asked);
@@ -299,8 +301,8 @@ impl Control {
                 // A dead host may have the lock of the whole group as well.
                 Err(HostsError::Away { .. }) if waits => {}
                 Err(HostsError::Held { cell, by: Some(by) }) => {
-                    if !is_its(Some(by)) {
-                        // It was not taken from the host that was fenced, and is not being so now.
+                    if !is_its(Some(by)) && of.is_some_and(|(_, fenced)| !fenced.is_ours) {
+                        // The host that was first to fence takes it.
                         self.note_taking(asked, name, None).await?;
                     }
                     return Err(HostsError::Held { cell, by: Some(by) }.into());

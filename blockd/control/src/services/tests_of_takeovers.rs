@@ -1,6 +1,9 @@
 //! Takeovers that are interrupted, by a loss of power of the host that takes or by another host.
 
-use super::tests_of_cells::{Hosts, taking, volumes};
+use blockd_hosts::{Coordinator as _, Fence as _, HostNumber, Key};
+
+use super::cells::cell_name;
+use super::tests_of_cells::{GROUP, Hosts, taking, volumes};
 
 #[tokio::test]
 async fn a_takeover_goes_on_after_a_boot_of_the_host_that_takes() {
@@ -22,7 +25,28 @@ async fn a_takeover_goes_on_after_a_boot_of_the_host_that_takes() {
         hosts.boot_other().await;
         hosts.other.client.take_cell(taking(cell, false)).await.unwrap();
         assert_eq!(volumes(&mut hosts.other, cell).await, ["v"]);
-        let group = hosts.other.control.group(super::tests_of_cells::GROUP).unwrap();
-        assert!(group.member().taking(&super::cells::cell_name(cell).unwrap()).is_none());
+        let group = hosts.other.control.group(GROUP).unwrap();
+        assert!(group.member().taking(&cell_name(cell).unwrap()).is_none());
     }
+}
+
+#[tokio::test]
+async fn a_host_that_takes_a_freed_lease_for_a_moment_does_not_end_the_takeover() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    let (third, name) = (hosts.array.member(HostNumber(3)), cell_name("one").unwrap());
+    third.join(Key::new(HostNumber(3), 7), &[], true).unwrap();
+    // Between the end of the dead host's lease and this host's own one.
+    let faster = (third.clone(), name.clone());
+    hosts.array.before("take one", move || faster.0.acquire(&faster.1).is_ok());
+    // The second call does not end it either.
+    for fence in [true, false] {
+        let error = hosts.other.client.take_cell(taking("one", fence)).await.unwrap_err();
+        assert!(error.message().contains("cell one is held by host 3"), "{error}");
+    }
+    // It can't open the cell, and gives it back.
+    third.release(&name).unwrap();
+    hosts.other.client.take_cell(taking("one", false)).await.unwrap();
+    assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
 }
