@@ -452,10 +452,8 @@ impl Control {
         let group = self.group(name)?;
         let changed = !group.is_lost();
         // Before the cells are dropped: none may be opened since.
-        let noted = self.note_in_group(&group, Membership::lose).await;
-        if noted.is_err() {
-            group.lose_for_now();
-        }
+        let (control, lost) = (self.clone(), Arc::clone(&group));
+        let noted = blocking(move || control.0.groups.lose(&lost)).await;
         let cells = self.drop_cells(&group, "this host's membership is lost").await;
         // IO in flight ends before the loss is reported.
         self.coordinate(&group, |leases| leases.cut_off()).await?;

@@ -196,7 +196,7 @@ impl Group {
     }
 
     /// This incarnation may not use the group any more, which could not be remembered.
-    pub(super) fn lose_for_now(&self) {
+    fn lose_for_now(&self) {
         self.member.lock().lose();
     }
 
@@ -369,6 +369,16 @@ impl Groups {
         Ok(())
     }
 
+    /// Notes that this incarnation may not use the group any more. That counts at once, also where
+    /// it can't be remembered: the next start sees it by the devices. Blocks.
+    pub(super) fn lose(&self, group: &Group) -> Result<(), Error> {
+        let noted = self.change(group, Membership::lose);
+        if noted.is_err() {
+            group.lose_for_now();
+        }
+        noted
+    }
+
     fn forget(&self, name: &str) -> Result<(), Error> {
         let _one = self.writing.lock();
         let others = self.all().into_iter().filter(|one| one.name != name);
@@ -478,7 +488,7 @@ impl Membership {
     }
 
     /// This incarnation may not use the group any more.
-    pub(super) fn lose(&mut self) {
+    fn lose(&mut self) {
         (self.boot, self.lost) = (this_boot(), true);
     }
 }
@@ -602,7 +612,7 @@ impl Control {
         }
         // Not the devices that had the key before: it may have been removed by a fence.
         if group.was_fenced(Some(devices))? {
-            groups.change(group, Membership::lose)?;
+            groups.lose(group)?;
             return Err(HostsError::Fenced { group: what() }.into());
         }
         let member = group.member();
@@ -703,8 +713,8 @@ impl Control {
         let (control, looked_at) = (self.clone(), Arc::clone(group));
         let looked = blocking(move || {
             let was_fenced = !looked_at.is_lost() && looked_at.was_fenced(None)?;
-            if was_fenced {
-                control.0.groups.change(&looked_at, Membership::lose)?;
+            if was_fenced && let Err(error) = control.0.groups.lose(&looked_at) {
+                tracing::warn!(group = looked_at.name, %error, "a fence is not remembered");
             }
             Ok(was_fenced)
         });

@@ -1,9 +1,10 @@
 //! Takeovers that are interrupted, by a loss of power of the host that takes or by another host.
+//! And the host that is fenced.
 
 use blockd_hosts::{Coordinator as _, Fence as _, HostNumber, Key};
 
 use super::cells::cell_name;
-use super::tests_of_cells::{GROUP, Hosts, taking, volumes};
+use super::tests_of_cells::{GROUP, Hosts, OTHER, THIS, creation, taking, volumes};
 
 #[tokio::test]
 async fn a_takeover_goes_on_after_a_boot_of_the_host_that_takes() {
@@ -49,4 +50,26 @@ async fn a_host_that_takes_a_freed_lease_for_a_moment_does_not_end_the_takeover(
     third.release(&name).unwrap();
     hosts.other.client.take_cell(taking("one", false)).await.unwrap();
     assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_host_that_was_fenced_stops_its_cells_where_that_can_not_be_remembered() {
+    for by_a_call in [false, true] {
+        let mut hosts = Hosts::new().await;
+        hosts.create("one").await;
+        let (this, other) = (hosts.array.member(THIS), hosts.array.member(OTHER));
+        let key = |host| other.keys().unwrap().into_iter().find(|key| key.host() == host).unwrap();
+        other.fence(key(OTHER), key(THIS)).unwrap();
+        // No file can take its place.
+        let file = hosts.this.folder.path().join("groups.json");
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir_all(file.join("in-the-way")).unwrap();
+        match by_a_call {
+            true => drop(hosts.this.client.create_cell(creation("two")).await.unwrap_err()),
+            false => hosts.this.control.watch_groups().await,
+        }
+        let failure = hosts.this.control.known("one").unwrap().failure().unwrap_or_default();
+        assert!(failure.contains("this host was fenced"), "{by_a_call}: {failure:?}");
+        assert!(!this.is_member(key(THIS)).unwrap());
+    }
 }
