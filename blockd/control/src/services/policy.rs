@@ -102,8 +102,9 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::services::testing::{Rig, memory_pool};
+    use crate::services::testing::{Folder, Rig, folder, folder_on_disk, memory_pool};
     use crate::services::tests::{MIB, create, refused};
+    use crate::services::tests_of_cells::creation;
 
     fn pool(name: &str, space: SpaceConfig) -> PoolConfig {
         PoolConfig { space, ..memory_pool(name) }
@@ -139,6 +140,29 @@ mod tests {
             let folds = rig.control.pool(name).unwrap().folds(false).await.unwrap();
             assert_eq!(folds.rate, rate, "{name}");
         }
+    }
+
+    /// A daemon with a cell of 64 MiB, the pool `one`.
+    async fn with_cell(place: &Folder) -> Rig {
+        let mut rig = Rig::without_pool(folder()).await;
+        let request = v1::AddVolumeGroupRequest {
+            name: "san".to_owned(),
+            folder: place.path().display().to_string(),
+            ..Default::default()
+        };
+        rig.client.add_volume_group(request).await.unwrap();
+        rig.client.create_cell(creation("one")).await.unwrap();
+        rig
+    }
+
+    #[tokio::test]
+    async fn volumes_of_a_cell_are_not_limited_by_its_first_size() {
+        let place = folder_on_disk();
+        let mut rig = with_cell(&place).await;
+        let space = SpaceConfig { overprovision_percent: Some(200), ..SpaceConfig::default() };
+        rig.control.apply_space(&[pool("default", space)]).unwrap();
+        let large = v1::CreateVolumeRequest { pool: "one".to_owned(), ..create("v", 1000 * MIB) };
+        rig.client.create_volume(large).await.unwrap();
     }
 
     #[tokio::test]
