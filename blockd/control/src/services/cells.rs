@@ -249,6 +249,7 @@ impl Control {
         self.refuse_other_pool(&name, found.as_ref())?;
         let cell = match found {
             Some(cell) if self.is_open(&cell) => {
+                self.remember_cell(&cell).await?;
                 let cell = Some(self.describe_cell(&group, &cell));
                 return Ok(v1::CreateCellResponse { changed: false, cell });
             }
@@ -281,6 +282,14 @@ impl Control {
 
     pub(super) fn is_open(&self, cell: &Cell) -> bool {
         self.pool_in(cell).is_some_and(|known| known.failure().is_none())
+    }
+
+    /// Remembers the pool of a cell that is open: the call that has opened it may have failed to.
+    pub(super) async fn remember_cell(&self, cell: &Cell) -> Result<(), Error> {
+        match self.pool_in(cell) {
+            Some(known) => self.remember_again(&known.config).await,
+            None => Ok(()),
+        }
     }
 
     /// Opens the pool of a cell that this host has. Gives the changes that were replayed from the

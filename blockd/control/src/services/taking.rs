@@ -57,6 +57,7 @@ impl Control {
         let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
         self.refuse_other_pool(&name, Some(&found))?;
         if found.holder == Holder::This && self.is_open(&found) {
+            self.remember_cell(&found).await?;
             let cell = Some(self.describe_cell(&group, &found));
             return Ok(Some(v1::TakeCellResponse { cell, ..Default::default() }));
         }
@@ -100,7 +101,8 @@ impl Control {
     }
 
     /// Opens the pool of a cell that was taken. Gives the changes that were replayed; `None` where
-    /// there is no pool: its lease is given back. `returns`: also if the pool can't be opened.
+    /// there is no pool: its lease is given back. `returns`: also if the pool can't be opened. One
+    /// that is open and can't be remembered stays.
     async fn open_taken(
         &self,
         group: &Arc<Group>,
@@ -110,7 +112,7 @@ impl Control {
         match self.open_cell(group, cell).await {
             Ok(None) => self.give_back(group, &cell.name).await.map(|()| None),
             // One that is being taken from a dead host stays with this one.
-            Err(error) if returns => {
+            Err(error) if returns && !self.is_open(cell) => {
                 let name = cell.name.clone();
                 let given = self.coordinate(group, move |leases| leases.release(&name)).await;
                 if let Err(error) = given {

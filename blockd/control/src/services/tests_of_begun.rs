@@ -1,4 +1,4 @@
-//! Cells whose pool was not made, or was deleted, when a call was interrupted.
+//! Cells whose pool was not made, deleted or remembered when a call was interrupted.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -96,4 +96,29 @@ async fn a_cell_without_a_pool_is_made_or_deleted_by_any_host() {
     assert!(error.message().contains("not held by this host"), "{error}");
     let free = ("one".to_owned(), v1::CellState::Free, 0);
     assert_eq!(states(&mut hosts.this).await, [free]);
+}
+
+#[tokio::test]
+async fn a_repeated_call_remembers_the_pool_that_the_first_one_could_not() {
+    let mut hosts = Hosts::new().await;
+    let file = hosts.this.folder.path().join("pools.json.next");
+    for makes in [true, false] {
+        // The list can be read, and not be replaced.
+        std::fs::create_dir(&file).unwrap();
+        for is_in_the_way in [true, false] {
+            if !is_in_the_way {
+                std::fs::remove_dir(&file).unwrap();
+            }
+            let called = match makes {
+                true => hosts.this.client.create_cell(creation("one")).await.map(drop),
+                false => hosts.this.client.take_cell(taking("one", false)).await.map(drop),
+            };
+            let open = ("one".to_owned(), v1::CellState::Open, 1);
+            assert_eq!(states(&mut hosts.this).await, [open]);
+            assert_eq!(called.is_err(), is_in_the_way, "{called:?}");
+        }
+        let remembered = hosts.this.control.remembered_pools().unwrap();
+        assert_eq!(remembered.len(), 1, "a repeated call remembers nothing");
+        hosts.this.client.release_cell(releasing("one")).await.unwrap();
+    }
 }
