@@ -13,7 +13,7 @@ use blockd_hosts::simulated::Member;
 use blockd_hosts::{
     CellName, Coordinator, Device, Fence, HostNumber, HostsError, Key, Reservations, folder, lvm,
 };
-use blockd_media::error::{Error, ErrorKind, shown};
+use blockd_media::error::{Error, shown};
 use blockd_media::pool::boot_id;
 use blockd_media::units::hex;
 use parking_lot::{Mutex, RwLock};
@@ -200,11 +200,6 @@ impl Group {
         self.member.lock().lose();
     }
 
-    /// Whether this host has registered in this boot, and may use the group once its locks work.
-    fn awaits_locks(&self) -> bool {
-        !self.is_lost() && self.member().is_registered()
-    }
-
     /// Whether disks have keys of hosts, and leases are ended by the host that was first to fence.
     pub(super) const fn has_keys(&self) -> bool {
         self.backend.has_keys()
@@ -291,6 +286,22 @@ impl Group {
             }
         };
         Ok(!self.backend.fence(devices).is_member(key)?)
+    }
+}
+
+/// How far this host has come in joining a group.
+enum Joined {
+    Fully,
+    /// Registered with all devices. The key is published once the group's locks are started, which
+    /// need the registration.
+    AwaitsLocks(HostsError),
+}
+
+impl Joined {
+    fn note(self, group: &str) {
+        if let Self::AwaitsLocks(error) = self {
+            tracing::info!(group, %error, "registered; the group's locks are awaited");
+        }
     }
 }
 
@@ -576,6 +587,13 @@ impl Control {
     /// done since the host started (H1). Devices that the group has got since are registered with
     /// too. Registering needs no locks of the group, whose lock manager needs to be registered.
     pub(super) async fn join_group(&self, group: &Arc<Group>) -> Result<(), Error> {
+        match self.register_with(group).await? {
+            Joined::Fully => Ok(()),
+            Joined::AwaitsLocks(error) => Err(error.into()),
+        }
+    }
+
+    async fn register_with(&self, group: &Arc<Group>) -> Result<Joined, Error> {
         let _one = group.joining.lock().await;
         if group.is_lost() {
             return Err(Error::in_use("volume group:", group.refusal().unwrap_or_default()));
@@ -632,20 +650,24 @@ impl Control {
         groups.change(group, |member| member.devices = devices)
     }
 
-    fn publish(&self, group: &Group) -> Result<(), Error> {
+    fn publish(&self, group: &Group) -> Result<Joined, Error> {
         let member = group.member();
         let is_new = !member.is_published;
         if let Some(key) = Key::parse(&member.key).filter(|_| is_new) {
-            group.coordinator().publish_key(key)?;
+            match group.coordinator().publish_key(key) {
+                Err(error @ HostsError::Away { .. }) => return Ok(Joined::AwaitsLocks(error)),
+                published => published?,
+            }
             self.0.groups.change(group, |member| member.is_published = true)?;
         }
         let address = self.0.options.hosts.published();
         // A folder is cheap to look at, and its hosts are forgotten without a boot.
         if member.address == address && !is_new && group.has_keys() {
-            return Ok(());
+            return Ok(Joined::Fully);
         }
         group.coordinator().publish_address(HostNumber(member.host), &address)?;
-        self.0.groups.change(group, |member| member.address = address)
+        self.0.groups.change(group, |member| member.address = address)?;
+        Ok(Joined::Fully)
     }
 
     /// Makes a group known. Locks that are not started yet are no error: a host registers first.
@@ -660,29 +682,23 @@ impl Control {
         if let Some(known) = self.0.groups.get(name) {
             refuse_other_folder(&known, folder)?;
             refuse_other_host(&known, asked.host)?;
-            return match self.join_group(&known).await {
-                // As after a boot: it has registered, and its locks are started next.
-                Err(error) if known.awaits_locks() && error.kind() == ErrorKind::InUse => {
-                    tracing::info!(group = name, %error, "registered; the group's locks are awaited");
-                    Ok(false)
-                }
-                joined => joined.map(|()| false),
-            };
+            // As after a boot: it has registered, and its locks are started next.
+            self.register_with(&known).await?.note(name);
+            return Ok(false);
         }
         let backend = Backend::of(name, folder.as_deref(), host);
         let group = Arc::new(Group::new(Membership::new(name, folder), backend));
         self.0.groups.all.write().insert(name.to_owned(), Arc::clone(&group));
-        if let Err(error) = self.join_group(&group).await {
-            if group.member().is_registered() {
-                tracing::info!(group = name, %error, "registered; the group's locks are awaited");
-                return Ok(true);
+        match self.register_with(&group).await {
+            Ok(joined) => joined.note(name),
+            Err(error) => {
+                // The key may be registered with some devices already: it is removed from them.
+                if self.leave_group(&group).await.is_err() {
+                    let control = self.clone();
+                    blocking(move || control.0.groups.forget(&group.name)).await?;
+                }
+                return Err(error);
             }
-            // The key may be registered with some devices already: it is removed from them.
-            if self.leave_group(&group).await.is_err() {
-                let control = self.clone();
-                blocking(move || control.0.groups.forget(&group.name)).await?;
-            }
-            return Err(error);
         }
         Ok(true)
     }

@@ -1,6 +1,7 @@
 //! Takeovers that are interrupted, by a loss of power of the host that takes or by another host.
-//! And the host that is fenced.
+//! And hosts that are fenced, or can't join a group.
 
+use blockd_api::v1;
 use blockd_hosts::{Coordinator as _, Fence as _, HostNumber, Key};
 
 use super::cells::cell_name;
@@ -72,4 +73,13 @@ async fn a_host_that_was_fenced_stops_its_cells_where_that_can_not_be_remembered
         assert!(failure.contains("this host was fenced"), "{by_a_call}: {failure:?}");
         assert!(!this.is_member(key(THIS)).unwrap());
     }
+}
+
+#[tokio::test]
+async fn adding_a_known_group_fails_where_a_new_disk_takes_no_key() {
+    let mut hosts = Hosts::new().await;
+    hosts.array.add_unsuitable_disk();
+    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    let error = hosts.this.client.add_volume_group(request).await.unwrap_err();
+    assert!(error.message().contains("refuses the registration"), "{error}");
 }
