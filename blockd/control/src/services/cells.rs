@@ -214,12 +214,14 @@ impl Control {
         blocking(move || control.0.groups.change(&group, change)).await
     }
 
-    /// Refuses a cell whose name another pool has.
+    /// Refuses a cell whose name another pool has, or another cell that volumes wait for here.
     pub(super) fn refuse_other_pool(
         &self,
+        group: &Group,
         name: &CellName,
         cell: Option<&Cell>,
     ) -> Result<(), Error> {
+        self.refuse_awaited_name(name.as_str(), Some(&group.name))?;
         let Some(known) = self.0.pools.read().get(name.as_str()).cloned() else { return Ok(()) };
         if cell.is_some_and(|cell| known.paths().contains(&cell.path)) {
             return Ok(());
@@ -246,7 +248,7 @@ impl Control {
         let _one = self.lock_cell(&group, &name).await;
         self.join_group(&group).await?;
         let found = self.find_cell(&group, &name).await?;
-        self.refuse_other_pool(&name, found.as_ref())?;
+        self.refuse_other_pool(&group, &name, found.as_ref())?;
         let cell = match found {
             Some(cell) if self.is_open(&cell) => {
                 self.remember_cell(&cell).await?;

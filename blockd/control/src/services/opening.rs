@@ -217,6 +217,7 @@ impl Control {
         id: Option<[u8; 16]>,
     ) -> Result<PoolHandle, Unopened> {
         self.refuse_lost_cell(config).map_err(Unopened::from)?;
+        self.refuse_awaited(config).map_err(Unopened::from)?;
         let (mut wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         if self.is_in_cell(&config.devices[0].path) {
             wanted.ring_records = wanted.ring_records.min(CELL_RING_RECORDS);

@@ -55,7 +55,7 @@ impl Control {
         self.join_group(&group).await?;
         let found = self.find_cell(&group, &name).await?;
         let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
-        self.refuse_other_pool(&name, Some(&found))?;
+        self.refuse_other_pool(&group, &name, Some(&found))?;
         if found.holder == Holder::This && self.is_open(&found) {
             self.remember_cell(&found).await?;
             let cell = Some(self.describe_cell(&group, &found));

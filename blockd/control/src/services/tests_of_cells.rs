@@ -14,7 +14,7 @@ pub(super) const GROUP: &str = "san";
 pub(super) const THIS: HostNumber = HostNumber(1);
 pub(super) const OTHER: HostNumber = HostNumber(2);
 const OTHER_NODE: &str = "4f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
-const CELL: i64 = 64 << 20;
+pub(super) const CELL: i64 = 64 << 20;
 
 /// Two hosts with their daemons, and the array that both reach.
 pub(super) struct Hosts {

@@ -1,11 +1,14 @@
 //! Takeovers that are interrupted, by a loss of power of the host that takes or by another host.
-//! And hosts that are fenced, or can't join a group.
+//! And hosts that are fenced, can't join a group, or wait for a cell.
 
 use blockd_api::v1;
 use blockd_hosts::{Coordinator as _, Fence as _, HostNumber, Key};
 
 use super::cells::cell_name;
-use super::tests_of_cells::{GROUP, Hosts, OTHER, THIS, creation, taking, volumes};
+use super::testing::folder_on_disk;
+use super::tests_of_cells::{
+    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, handing, taking, volumes,
+};
 
 #[tokio::test]
 async fn a_takeover_goes_on_after_a_boot_of_the_host_that_takes() {
@@ -82,4 +85,36 @@ async fn adding_a_known_group_fails_where_a_new_disk_takes_no_key() {
     let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
     let error = hosts.this.client.add_volume_group(request).await.unwrap_err();
     assert!(error.message().contains("refuses the registration"), "{error}");
+}
+
+#[tokio::test]
+async fn a_pool_with_the_name_of_a_cell_on_standby_is_not_opened() {
+    let mut hosts = attached().await;
+    assert!(hosts.this.control.hand_over(handing()).await.unwrap());
+    let place = folder_on_disk();
+    let request = v1::AddVolumeGroupRequest {
+        name: "other".to_owned(),
+        folder: place.path().display().to_string(),
+        ..Default::default()
+    };
+    hosts.this.client.add_volume_group(request).await.unwrap();
+    let in_memory = v1::CreatePoolRequest {
+        name: "one".to_owned(),
+        kind: v1::DeviceKind::Memory.into(),
+        size_bytes: CELL,
+        ..Default::default()
+    };
+    let in_other = v1::CreateCellRequest { group: "other".to_owned(), ..creation("one") };
+    for error in [
+        hosts.this.client.create_pool(in_memory).await.unwrap_err(),
+        hosts.this.client.create_cell(in_other).await.unwrap_err(),
+    ] {
+        let expected = "pool one is the name of cell san/one, whose volumes are on standby here";
+        assert!(error.message().contains(expected), "{error}");
+    }
+    assert!(!place.path().join("cell-one").exists(), "a cell was made");
+    assert!(hosts.this.control.0.attachments.get("one", "v").unwrap().waits());
+    // Its own cell is opened.
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    assert!(!hosts.this.control.0.attachments.get("one", "v").unwrap().waits());
 }
