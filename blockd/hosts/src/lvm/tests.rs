@@ -26,8 +26,18 @@ const VOLUMES: &str = r#"{"report":[{"lv":[
 
 const LEADER: &str = "\
 magic 0x6152010
+sector_size 512
+max_hosts 2000
 space_name lvm_san
 resource_name a-b-c
+owner_id 2
+owner_generation 3
+timestamp 4711
+";
+
+const LARGE_LEADER: &str = "\
+sector_size 4096
+max_hosts 2000
 owner_id 2
 owner_generation 3
 timestamp 4711
@@ -190,6 +200,22 @@ fn a_lease_is_freed_where_the_fenced_host_has_it_alone() {
     lvm.free(&cell("two"), Owner { host: HostNumber(2), generation: 3 }).unwrap();
     let freed = "sanlock direct init -r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592";
     assert_eq!(lines.lock().last().unwrap(), freed);
+}
+
+#[test]
+fn a_lease_that_is_freed_keeps_its_size() {
+    let (lvm, lines) = group(
+        &[("lvs", VOLUMES), ("sanlock direct read", LARGE_LEADER), ("sanlock direct init", "")],
+        "",
+    );
+    lvm.free(&cell("two"), Owner { host: HostNumber(2), generation: 3 }).unwrap();
+    let freed =
+        "sanlock direct init -Z 4096 -A 8M -r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592";
+    assert_eq!(lines.lock().last().unwrap(), freed);
+    assert_eq!(lease::sizes("sector_size 4096\nmax_hosts 250").unwrap()[3], "1M");
+    // One that is not known is left as it is.
+    lease::sizes("sector_size 4096\nmax_hosts 7").unwrap_err();
+    lease::sizes("").unwrap_err();
 }
 
 #[test]
