@@ -177,6 +177,12 @@ impl Group {
         }
     }
 
+    /// As before the first look at its devices.
+    #[cfg(test)]
+    pub(super) fn forget_look(&self) {
+        self.is_checked.store(false, Ordering::Release);
+    }
+
     /// Leases and directory. Its calls block.
     pub(super) fn coordinator(&self) -> &dyn Coordinator {
         self.backend.coordinator()
@@ -554,7 +560,11 @@ impl Control {
         {
             tracing::info!(group = group.name, %error, "the group is not used yet");
         }
-        // Pools that could not be opened before the group was looked at.
+        self.reopen_cells(group).await;
+    }
+
+    /// Opens pools that could not be opened before the group was looked at.
+    async fn reopen_cells(&self, group: &Group) {
         for known in self.known_pools() {
             let is_in =
                 known.paths().iter().any(|path| group.coordinator().cell_at(path).is_some());
@@ -602,14 +612,18 @@ impl Control {
         let joined = blocking(move || {
             let (host, devices) = joining.backend.look()?;
             control.register(&joining, host, &devices)?;
-            joining.is_checked.store(true, Ordering::Release);
-            control.publish(&joining)
+            let is_first = !joining.is_checked.swap(true, Ordering::AcqRel);
+            Ok((control.publish(&joining)?, is_first))
         });
         let joined = joined.await;
+        if matches!(joined, Ok((Joined::Fully, true))) {
+            let (control, group) = (self.clone(), Arc::clone(group));
+            tokio::spawn(async move { control.reopen_cells(&group).await });
+        }
         if group.is_lost() {
             self.drop_cells(group, FENCED).await;
         }
-        joined
+        joined.map(|(joined, _)| joined)
     }
 
     fn register(&self, group: &Group, host: HostNumber, devices: &[Device]) -> Result<(), Error> {
@@ -734,9 +748,10 @@ impl Control {
             }
             Ok(was_fenced)
         });
+        let mut is_first = false;
         match looked.await {
             Ok(was_fenced) => {
-                group.is_checked.store(true, Ordering::Release);
+                is_first = !group.is_checked.swap(true, Ordering::AcqRel);
                 if was_fenced {
                     self.drop_cells(group, FENCED).await;
                 }
@@ -746,6 +761,9 @@ impl Control {
             }
         }
         group.is_looked_at.store(false, Ordering::Release);
+        if is_first {
+            self.reopen_cells(group).await;
+        }
     }
 
     /// Looks at all memberships, side by side. To be called every few seconds: a host that has no

@@ -118,3 +118,18 @@ async fn a_pool_with_the_name_of_a_cell_on_standby_is_not_opened() {
     hosts.this.client.take_cell(taking("one", false)).await.unwrap();
     assert!(!hosts.this.control.0.attachments.get("one", "v").unwrap().waits());
 }
+
+#[tokio::test]
+async fn cells_are_opened_when_their_disks_answer_after_the_start() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let control = hosts.this.control.clone();
+    // As after a restart of the daemon whose first look has failed.
+    let known = control.known("one").unwrap();
+    control.pool("one").unwrap().close().await.unwrap();
+    control.group(GROUP).unwrap().forget_look();
+    let error = control.open_pool(&known.config).await.unwrap_err().to_string();
+    assert!(error.contains("have not answered yet"), "{error}");
+    control.watch_groups().await;
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+}
