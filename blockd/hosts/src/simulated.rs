@@ -53,6 +53,9 @@ struct State {
     lapsed: BTreeSet<HostNumber>,
     /// How often each host was booted.
     boots: BTreeMap<HostNumber, u64>,
+    /// Beside the first one.
+    disks: Vec<Device>,
+    refuses_keys: bool,
 }
 
 #[derive(Debug)]
@@ -83,6 +86,8 @@ impl Array {
             is_away: false,
             lapsed: BTreeSet::new(),
             boots: BTreeMap::new(),
+            disks: Vec::new(),
+            refuses_keys: false,
         };
         Self(Arc::new(Mutex::new(state)), Arc::default())
     }
@@ -131,6 +136,13 @@ impl Array {
         self.0.lock().is_away = is_away;
     }
 
+    /// The group gets another disk, which takes no keys.
+    pub fn add_unsuitable_disk(&self) {
+        let mut state = self.0.lock();
+        state.disks.push(Device { id: "second".to_owned(), path: PathBuf::from("/dev/second") });
+        state.refuses_keys = true;
+    }
+
     /// A host was switched off and on: its leases are of a former membership, and its devices gone.
     pub fn boot(&self, host: HostNumber) {
         *self.0.lock().boots.entry(host).or_default() += 1;
@@ -170,10 +182,11 @@ impl Member {
         self.host
     }
 
-    /// The one device of the array.
+    /// The devices of the array.
     #[must_use]
     pub fn devices(&self) -> Vec<Device> {
-        vec![Device { id: "array".to_owned(), path: PathBuf::from("/dev/array") }]
+        let first = Device { id: "array".to_owned(), path: PathBuf::from("/dev/array") };
+        std::iter::once(first).chain(self.array.0.lock().disks.clone()).collect()
     }
 
     fn with<T>(
@@ -373,12 +386,19 @@ impl Coordinator for Member {
 
 impl Fence for Member {
     fn join(&self, key: Key, former: &[Key], _: bool) -> Result<(), HostsError> {
-        let keys = &mut self.array.0.lock().keys;
+        let mut state = self.array.0.lock();
+        let unsuitable = || {
+            let problem = "refuses the registration of this host's key".to_owned();
+            HostsError::Unsuitable { group: NAME.to_owned(), problem }
+        };
+        if state.refuses_keys {
+            return Err(unsuitable());
+        }
+        let keys = &mut state.keys;
         // As NVMe does it: a host has one key, and only names it to replace it.
         let own = keys.iter().copied().find(|one| one.host() == self.host && *one != key);
         if own.is_some_and(|own| !former.contains(&own)) {
-            let problem = "refuses the registration of this host's key".to_owned();
-            return Err(HostsError::Unsuitable { group: NAME.to_owned(), problem });
+            return Err(unsuitable());
         }
         own.into_iter().for_each(|own| {
             keys.remove(&own);

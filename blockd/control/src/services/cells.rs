@@ -2,7 +2,6 @@
 //! A cell's pool is an ordinary one of the same name, whose device is the cell's.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +9,10 @@ use std::time::Duration;
 use blockd_api::v1;
 use blockd_hosts::{Cell, CellName, Coordinator, Holder, HostsError, Key, Space};
 use blockd_mapper::error::MapperError;
-use blockd_media::MARKED_BYTES;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, to_wire};
 
+use super::begun::check_size;
 use super::closing::How;
 use super::dead_record::DeadHosts;
 use super::groups::{Group, Membership};
@@ -215,12 +214,14 @@ impl Control {
         blocking(move || control.0.groups.change(&group, change)).await
     }
 
-    /// Refuses a cell whose name another pool has.
+    /// Refuses a cell whose name another pool has, or another cell that volumes wait for here.
     pub(super) fn refuse_other_pool(
         &self,
+        group: &Group,
         name: &CellName,
         cell: Option<&Cell>,
     ) -> Result<(), Error> {
+        self.refuse_awaited_name(name.as_str(), Some(&group.name))?;
         let Some(known) = self.0.pools.read().get(name.as_str()).cloned() else { return Ok(()) };
         if cell.is_some_and(|cell| known.paths().contains(&cell.path)) {
             return Ok(());
@@ -243,61 +244,37 @@ impl Control {
             ..Default::default()
         };
         // Before anything is made.
-        wanted_pool(self, &wanted)?;
+        let extent_size = wanted_pool(self, &wanted)?.extent_size;
         let _one = self.lock_cell(&group, &name).await;
         self.join_group(&group).await?;
         let found = self.find_cell(&group, &name).await?;
-        self.refuse_other_pool(&name, found.as_ref())?;
+        self.refuse_other_pool(&group, &name, found.as_ref())?;
         let cell = match found {
             Some(cell) if self.is_open(&cell) => {
+                self.remember_cell(&cell).await?;
                 let cell = Some(self.describe_cell(&group, &cell));
                 return Ok(v1::CreateCellResponse { changed: false, cell });
             }
-            Some(cell) => self.begun_cell(&group, cell).await?,
+            Some(cell) => {
+                let cell = self.begun_cell(&group, cell).await?;
+                check_size(&format!("size of cell {name}"), cell.size, extent_size)?;
+                cell
+            }
             None => {
+                check_size("device_bytes", bytes, extent_size)?;
                 let cell = name.clone();
                 self.coordinate(&group, move |leases| leases.create(&cell, bytes)).await?
             }
         };
+        self.clear_cell(&cell).await?;
         if cell.is_new {
-            let path = cell.path.clone();
-            blocking(move || clear_ends(&path)).await?;
-            // Before there is a pool: its ends are never cleared again.
+            // Before there is a pool: a cell without the mark is only cleared where it has none.
             let cell = name.clone();
             self.coordinate(&group, move |leases| leases.finish(&cell)).await?;
         }
         wanted.path = cell.path.display().to_string();
         self.create_pool(wanted_pool(self, &wanted)?, false).await?;
         Ok(v1::CreateCellResponse { changed: true, cell: Some(self.describe_cell(&group, &cell)) })
-    }
-
-    /// A cell whose making a crash has interrupted, which this host has then. Others are refused.
-    async fn begun_cell(&self, group: &Arc<Group>, cell: Cell) -> Result<Cell, Error> {
-        let exists = || {
-            let problem = "exists: `blockd cell take` opens it";
-            Error::in_use(format!("cell {}", cell.name), problem)
-        };
-        if self.pool_in(&cell).is_some() {
-            return Err(exists());
-        }
-        let is_free = match &cell.holder {
-            Holder::This | Holder::Free => true,
-            Holder::Other(owner) => owner.host == group.host(),
-            Holder::Unknown(_) => false,
-        };
-        if !is_free || !(cell.is_new || cell.holder == Holder::This) {
-            return Err(exists());
-        }
-        let held = self.acquire_cell(group, &cell.name, None).await?;
-        if held.is_new {
-            return Ok(held);
-        }
-        // Its ends were cleared, and there may be a pool since.
-        let path = held.path.clone();
-        match blocking(move || is_clear(&path)).await? {
-            true => Ok(held),
-            false => Err(exists()),
-        }
     }
 
     /// Keeps others from doing something with this cell meanwhile.
@@ -309,9 +286,21 @@ impl Control {
         self.pool_in(cell).is_some_and(|known| known.failure().is_none())
     }
 
+    /// Remembers the pool of a cell that is open: the call that has opened it may have failed to.
+    pub(super) async fn remember_cell(&self, cell: &Cell) -> Result<(), Error> {
+        match self.pool_in(cell) {
+            Some(known) => self.remember_again(&known.config).await,
+            None => Ok(()),
+        }
+    }
+
     /// Opens the pool of a cell that this host has. Gives the changes that were replayed from the
-    /// log of a host that was fenced.
-    pub(super) async fn open_cell(&self, group: &Arc<Group>, cell: &Cell) -> Result<u64, Error> {
+    /// log of a host that was fenced; `None` where there is no pool.
+    pub(super) async fn open_cell(
+        &self,
+        group: &Arc<Group>,
+        cell: &Cell,
+    ) -> Result<Option<u64>, Error> {
         if let Some(known) = self.pool_in(cell) {
             // It failed, or a call has closed it: it keeps its attachments.
             let name = &known.config.name;
@@ -320,13 +309,16 @@ impl Control {
             }
             self.reopen_pool(name).await?;
             self.note_taking(group, &cell.name, None).await?;
-            return Ok(0);
+            return Ok(Some(0));
         }
         let device = cell.path.clone();
         // H4: nothing is read before it.
         let flush = move || File::open(&device)?.sync_all();
         let path = cell.path.clone();
         blocking(move || flush().map_err(|error| Error::file("flush", &path, error))).await?;
+        if self.is_unmade(cell).await? {
+            return Ok(None);
+        }
         let (config, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
         let own = self.node().map_or(0, |node| node.number());
         let mut changes = 0;
@@ -346,7 +338,7 @@ impl Control {
         }
         let _name = self.0.making_pools.lock(cell.name.as_str()).await;
         self.open_found(config, newest.pool_id).await?;
-        Ok(changes)
+        Ok(Some(changes))
     }
 
     /// Closes the pool of a cell in order, and gives its lease back (H6).
@@ -369,8 +361,7 @@ impl Control {
         } else if !found.is_new {
             self.refuse_unclosed(&group, &found).await?;
         }
-        let cell = name.clone();
-        self.coordinate(&group, move |leases| leases.release(&cell)).await?;
+        self.give_back(&group, &name).await?;
         let text = format!("cell {name} of volume group {} was released", shown(&group.name));
         self.events().publish(EventKind::CellReleased, name.as_str(), "", text);
         Ok(v1::ReleaseCellResponse { changed: true, detached_volumes })
@@ -378,8 +369,7 @@ impl Control {
 
     /// Refuses to give a cell back that was not closed in order: the next host would refuse it.
     pub(super) async fn refuse_unclosed(&self, group: &Group, cell: &Cell) -> Result<(), Error> {
-        let path = cell.path.clone();
-        if blocking(move || is_clear(&path)).await? {
+        if self.is_unmade(cell).await? {
             return Ok(());
         }
         let (_, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
@@ -390,7 +380,7 @@ impl Control {
         Err(Error::in_use(format!("cell {}", cell.name), problem))
     }
 
-    /// Deletes a cell that this host has.
+    /// Deletes a cell that this host has. One without a pool is deleted wherever no host has it.
     pub(super) async fn delete_cell(
         &self,
         asked: v1::DeleteCellRequest,
@@ -400,9 +390,13 @@ impl Control {
         let Some(found) = self.find_cell(&group, &name).await? else {
             return Ok(v1::DeleteCellResponse::default());
         };
-        if found.holder != Holder::This {
-            return Err(HostsError::NotHeld { cell: name }.into());
-        }
+        let found = match found.holder {
+            Holder::This => found,
+            _ => {
+                let held = self.acquire_unmade(&group, &found).await?;
+                held.ok_or_else(|| HostsError::NotHeld { cell: name.clone() })?
+            }
+        };
         let mut deleted = v1::DeletePoolResponse::default();
         match self.pool_in(&found) {
             Some(known) => {
@@ -415,6 +409,7 @@ impl Control {
         }
         let cell = name.clone();
         self.coordinate(&group, move |leases| leases.remove(&cell)).await?;
+        self.note_taking(&group, &name, None).await?;
         let (deleted_volumes, deleted_snapshots) =
             (deleted.deleted_volumes, deleted.deleted_snapshots);
         Ok(v1::DeleteCellResponse { changed: true, deleted_volumes, deleted_snapshots })
@@ -422,8 +417,7 @@ impl Control {
 
     /// Refuses to delete a cell with anything in it that is not known: its volumes are not either.
     async fn refuse_unopened(&self, cell: &Cell) -> Result<(), Error> {
-        let path = cell.path.clone();
-        if cell.is_new || blocking(move || is_clear(&path)).await? {
+        if cell.is_new || self.is_unmade(cell).await? {
             return Ok(());
         }
         let problem = "has a pool that is not open: `blockd cell take` opens it; or use force";
@@ -469,10 +463,8 @@ impl Control {
         let group = self.group(name)?;
         let changed = !group.is_lost();
         // Before the cells are dropped: none may be opened since.
-        let noted = self.note_in_group(&group, Membership::lose).await;
-        if noted.is_err() {
-            group.lose_for_now();
-        }
+        let (control, lost) = (self.clone(), Arc::clone(&group));
+        let noted = blocking(move || control.0.groups.lose(&lost)).await;
         let cells = self.drop_cells(&group, "this host's membership is lost").await;
         // IO in flight ends before the loss is reported.
         self.coordinate(&group, |leases| leases.cut_off()).await?;
@@ -532,39 +524,4 @@ impl Control {
 
 pub(super) fn cell_name(text: &str) -> Result<CellName, Error> {
     CellName::parse(text).ok_or_else(|| Error::invalid("name", text, CellName::ALLOWED))
-}
-
-/// Whether both ends of a device are zeroes, as they are before a pool is made on it. Blocks.
-fn is_clear(path: &Path) -> Result<bool, Error> {
-    let read = || {
-        let file = File::open(path)?;
-        let end = std::io::Seek::seek(&mut &file, std::io::SeekFrom::End(0))?;
-        let mut page = vec![0; usize::try_from(MARKED_BYTES).unwrap_or(usize::MAX)];
-        for at in [0, end.saturating_sub(MARKED_BYTES)] {
-            let length = page.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
-            file.read_exact_at(&mut page[..length], at)?;
-            if page[..length].iter().any(|byte| *byte != 0) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    };
-    read().map_err(|error: std::io::Error| Error::file("read the ends of", path, error))
-}
-
-/// Overwrites both ends of a new cell's device: its space may have been another cell's, whose
-/// superblocks would be found there. Blocks.
-fn clear_ends(path: &Path) -> Result<(), Error> {
-    let failed = |error| Error::file("clear the ends of", path, error);
-    let clear = || {
-        let file = File::options().write(true).read(true).open(path)?;
-        let end = std::io::Seek::seek(&mut &file, std::io::SeekFrom::End(0))?;
-        let zeroes = vec![0; usize::try_from(MARKED_BYTES).unwrap_or(usize::MAX)];
-        for at in [0, end.saturating_sub(MARKED_BYTES)] {
-            let length = zeroes.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
-            file.write_all_at(&zeroes[..length], at)?;
-        }
-        file.sync_all()
-    };
-    clear().map_err(failed)
 }

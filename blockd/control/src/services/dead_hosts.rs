@@ -355,7 +355,9 @@ impl HostCall<'_> {
             only_from: u32::from(self.host.0),
             ..Default::default()
         };
-        let taken = control.take_cell_after(taking, key).await?;
+        let Some(taken) = control.take_cell_after(taking, key).await? else {
+            return Ok(done(v1::HostCellOutcome::Released, 0));
+        };
         if !control.0.attachments.of_pool(cell).is_empty() {
             return Ok(done(v1::HostCellOutcome::Kept, taken.log_changes));
         }

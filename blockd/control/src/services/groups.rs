@@ -13,7 +13,7 @@ use blockd_hosts::simulated::Member;
 use blockd_hosts::{
     CellName, Coordinator, Device, Fence, HostNumber, HostsError, Key, Reservations, folder, lvm,
 };
-use blockd_media::error::{Error, ErrorKind, shown};
+use blockd_media::error::{Error, shown};
 use blockd_media::pool::boot_id;
 use blockd_media::units::hex;
 use parking_lot::{Mutex, RwLock};
@@ -45,6 +45,10 @@ pub(super) struct Membership {
     /// Other hosts that were declared dead here.
     #[serde(default, skip_serializing_if = "DeadHosts::is_empty")]
     dead: DeadHosts,
+    /// Cells whose former host was fenced, with the key by which it was, and whose pools were not
+    /// opened since. A boot in between changes nothing about that.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    taking: BTreeMap<String, String>,
     boot: String,
     host: u16,
     /// This host's key; empty before there is one.
@@ -61,10 +65,6 @@ pub(super) struct Membership {
     /// Keys of other hosts that this host has removed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     removed_keys: BTreeSet<String>,
-    /// Cells whose former host was fenced, with the key by which it was, and whose pools were not
-    /// opened since.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    taking: BTreeMap<String, String>,
 }
 
 /// A device by its identity, with the name that it had.
@@ -177,6 +177,12 @@ impl Group {
         }
     }
 
+    /// As before the first look at its devices.
+    #[cfg(test)]
+    pub(super) fn forget_look(&self) {
+        self.is_checked.store(false, Ordering::Release);
+    }
+
     /// Leases and directory. Its calls block.
     pub(super) fn coordinator(&self) -> &dyn Coordinator {
         self.backend.coordinator()
@@ -196,13 +202,8 @@ impl Group {
     }
 
     /// This incarnation may not use the group any more, which could not be remembered.
-    pub(super) fn lose_for_now(&self) {
+    fn lose_for_now(&self) {
         self.member.lock().lose();
-    }
-
-    /// Whether this host has registered in this boot, and may use the group once its locks work.
-    fn awaits_locks(&self) -> bool {
-        !self.is_lost() && self.member().is_registered()
     }
 
     /// Whether disks have keys of hosts, and leases are ended by the host that was first to fence.
@@ -294,6 +295,22 @@ impl Group {
     }
 }
 
+/// How far this host has come in joining a group.
+enum Joined {
+    Fully,
+    /// Registered with all devices. The key is published once the group's locks are started, which
+    /// need the registration.
+    AwaitsLocks(HostsError),
+}
+
+impl Joined {
+    fn note(self, group: &str) {
+        if let Self::AwaitsLocks(error) = self {
+            tracing::info!(group, %error, "registered; the group's locks are awaited");
+        }
+    }
+}
+
 /// The end of a fence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fenced {
@@ -369,6 +386,16 @@ impl Groups {
         Ok(())
     }
 
+    /// Notes that this incarnation may not use the group any more. That counts at once, also where
+    /// it can't be remembered: the next start sees it by the devices. Blocks.
+    pub(super) fn lose(&self, group: &Group) -> Result<(), Error> {
+        let noted = self.change(group, Membership::lose);
+        if noted.is_err() {
+            group.lose_for_now();
+        }
+        noted
+    }
+
     fn forget(&self, name: &str) -> Result<(), Error> {
         let _one = self.writing.lock();
         let others = self.all().into_iter().filter(|one| one.name != name);
@@ -392,6 +419,7 @@ impl Membership {
             folder,
             former_keys: Vec::new(),
             dead: DeadHosts::default(),
+            taking: BTreeMap::new(),
             boot: String::new(),
             host: 0,
             key: String::new(),
@@ -400,7 +428,6 @@ impl Membership {
             address: String::new(),
             lost: false,
             removed_keys: BTreeSet::new(),
-            taking: BTreeMap::new(),
         }
     }
 
@@ -442,7 +469,6 @@ impl Membership {
         // Another host may have forgotten this one, with its address.
         self.address.clear();
         self.devices.clear();
-        self.taking.clear();
     }
 
     /// Notes that this host has removed a key. Older ones of the same host are of no use any more.
@@ -464,8 +490,7 @@ impl Membership {
 
     /// The key by which the host was fenced from which a cell is being taken.
     pub(super) fn taking(&self, cell: &CellName) -> Option<Key> {
-        let key = self.taking.get(cell.as_str()).filter(|_| self.is_of_this_boot());
-        key.and_then(|key| Key::parse(key))
+        self.taking.get(cell.as_str()).and_then(|key| Key::parse(key))
     }
 
     /// This host's key as it is shown.
@@ -480,7 +505,7 @@ impl Membership {
     }
 
     /// This incarnation may not use the group any more.
-    pub(super) fn lose(&mut self) {
+    fn lose(&mut self) {
         (self.boot, self.lost) = (this_boot(), true);
     }
 }
@@ -535,7 +560,11 @@ impl Control {
         {
             tracing::info!(group = group.name, %error, "the group is not used yet");
         }
-        // Pools that could not be opened before the group was looked at.
+        self.reopen_cells(group).await;
+    }
+
+    /// Opens pools that could not be opened before the group was looked at.
+    async fn reopen_cells(&self, group: &Group) {
         for known in self.known_pools() {
             let is_in =
                 known.paths().iter().any(|path| group.coordinator().cell_at(path).is_some());
@@ -568,6 +597,13 @@ impl Control {
     /// done since the host started (H1). Devices that the group has got since are registered with
     /// too. Registering needs no locks of the group, whose lock manager needs to be registered.
     pub(super) async fn join_group(&self, group: &Arc<Group>) -> Result<(), Error> {
+        match self.register_with(group).await? {
+            Joined::Fully => Ok(()),
+            Joined::AwaitsLocks(error) => Err(error.into()),
+        }
+    }
+
+    async fn register_with(&self, group: &Arc<Group>) -> Result<Joined, Error> {
         let _one = group.joining.lock().await;
         if group.is_lost() {
             return Err(Error::in_use("volume group:", group.refusal().unwrap_or_default()));
@@ -576,14 +612,18 @@ impl Control {
         let joined = blocking(move || {
             let (host, devices) = joining.backend.look()?;
             control.register(&joining, host, &devices)?;
-            joining.is_checked.store(true, Ordering::Release);
-            control.publish(&joining)
+            let is_first = !joining.is_checked.swap(true, Ordering::AcqRel);
+            Ok((control.publish(&joining)?, is_first))
         });
         let joined = joined.await;
+        if matches!(joined, Ok((Joined::Fully, true))) {
+            let (control, group) = (self.clone(), Arc::clone(group));
+            tokio::spawn(async move { control.reopen_cells(&group).await });
+        }
         if group.is_lost() {
             self.drop_cells(group, FENCED).await;
         }
-        joined
+        joined.map(|(joined, _)| joined)
     }
 
     fn register(&self, group: &Group, host: HostNumber, devices: &[Device]) -> Result<(), Error> {
@@ -604,7 +644,7 @@ impl Control {
         }
         // Not the devices that had the key before: it may have been removed by a fence.
         if group.was_fenced(Some(devices))? {
-            groups.change(group, Membership::lose)?;
+            groups.lose(group)?;
             return Err(HostsError::Fenced { group: what() }.into());
         }
         let member = group.member();
@@ -624,20 +664,24 @@ impl Control {
         groups.change(group, |member| member.devices = devices)
     }
 
-    fn publish(&self, group: &Group) -> Result<(), Error> {
+    fn publish(&self, group: &Group) -> Result<Joined, Error> {
         let member = group.member();
         let is_new = !member.is_published;
         if let Some(key) = Key::parse(&member.key).filter(|_| is_new) {
-            group.coordinator().publish_key(key)?;
+            match group.coordinator().publish_key(key) {
+                Err(error @ HostsError::Away { .. }) => return Ok(Joined::AwaitsLocks(error)),
+                published => published?,
+            }
             self.0.groups.change(group, |member| member.is_published = true)?;
         }
         let address = self.0.options.hosts.published();
         // A folder is cheap to look at, and its hosts are forgotten without a boot.
         if member.address == address && !is_new && group.has_keys() {
-            return Ok(());
+            return Ok(Joined::Fully);
         }
         group.coordinator().publish_address(HostNumber(member.host), &address)?;
-        self.0.groups.change(group, |member| member.address = address)
+        self.0.groups.change(group, |member| member.address = address)?;
+        Ok(Joined::Fully)
     }
 
     /// Makes a group known. Locks that are not started yet are no error: a host registers first.
@@ -652,29 +696,23 @@ impl Control {
         if let Some(known) = self.0.groups.get(name) {
             refuse_other_folder(&known, folder)?;
             refuse_other_host(&known, asked.host)?;
-            return match self.join_group(&known).await {
-                // As after a boot: it has registered, and its locks are started next.
-                Err(error) if known.awaits_locks() && error.kind() == ErrorKind::InUse => {
-                    tracing::info!(group = name, %error, "registered; the group's locks are awaited");
-                    Ok(false)
-                }
-                joined => joined.map(|()| false),
-            };
+            // As after a boot: it has registered, and its locks are started next.
+            self.register_with(&known).await?.note(name);
+            return Ok(false);
         }
         let backend = Backend::of(name, folder.as_deref(), host);
         let group = Arc::new(Group::new(Membership::new(name, folder), backend));
         self.0.groups.all.write().insert(name.to_owned(), Arc::clone(&group));
-        if let Err(error) = self.join_group(&group).await {
-            if group.member().is_registered() {
-                tracing::info!(group = name, %error, "registered; the group's locks are awaited");
-                return Ok(true);
+        match self.register_with(&group).await {
+            Ok(joined) => joined.note(name),
+            Err(error) => {
+                // The key may be registered with some devices already: it is removed from them.
+                if self.leave_group(&group).await.is_err() {
+                    let control = self.clone();
+                    blocking(move || control.0.groups.forget(&group.name)).await?;
+                }
+                return Err(error);
             }
-            // The key may be registered with some devices already: it is removed from them.
-            if self.leave_group(&group).await.is_err() {
-                let control = self.clone();
-                blocking(move || control.0.groups.forget(&group.name)).await?;
-            }
-            return Err(error);
         }
         Ok(true)
     }
@@ -705,14 +743,15 @@ impl Control {
         let (control, looked_at) = (self.clone(), Arc::clone(group));
         let looked = blocking(move || {
             let was_fenced = !looked_at.is_lost() && looked_at.was_fenced(None)?;
-            if was_fenced {
-                control.0.groups.change(&looked_at, Membership::lose)?;
+            if was_fenced && let Err(error) = control.0.groups.lose(&looked_at) {
+                tracing::warn!(group = looked_at.name, %error, "a fence is not remembered");
             }
             Ok(was_fenced)
         });
+        let mut is_first = false;
         match looked.await {
             Ok(was_fenced) => {
-                group.is_checked.store(true, Ordering::Release);
+                is_first = !group.is_checked.swap(true, Ordering::AcqRel);
                 if was_fenced {
                     self.drop_cells(group, FENCED).await;
                 }
@@ -722,6 +761,9 @@ impl Control {
             }
         }
         group.is_looked_at.store(false, Ordering::Release);
+        if is_first {
+            self.reopen_cells(group).await;
+        }
     }
 
     /// Looks at all memberships, side by side. To be called every few seconds: a host that has no

@@ -105,13 +105,13 @@ impl Control {
             name: name.to_owned(),
             extent_size: found.newest.extent_size,
             composite: found.newest.incompat & COMPOSITE != 0,
+            space: self.space_of_new(&found.devices[0].path),
             devices: found.devices,
             spares: Vec::new(),
             region: None,
             volatile: false,
             accept_loss: false,
             extend_socket: None,
-            space: self.0.space_of_new_pools.read().clone(),
             ..self.0.options.template.clone()
         }
     }

@@ -6,6 +6,7 @@
 mod adding;
 mod attachments;
 mod authority;
+mod begun;
 mod cells;
 mod cloning;
 mod closed;
@@ -64,6 +65,8 @@ mod tests;
 #[cfg(test)]
 mod tests_of_adding;
 #[cfg(test)]
+mod tests_of_begun;
+#[cfg(test)]
 mod tests_of_cells;
 #[cfg(test)]
 mod tests_of_dead_hosts;
@@ -77,6 +80,8 @@ mod tests_of_pool_names;
 mod tests_of_renaming;
 #[cfg(test)]
 mod tests_of_snapshots;
+#[cfg(test)]
+mod tests_of_takeovers;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -164,7 +164,12 @@ impl Control {
     pub fn remembered_pools(&self) -> Result<Vec<PoolConfig>, Error> {
         let list: Vec<Remembered> = self.0.remembered.read()?;
         let template = &self.0.options.template;
-        Ok(list.into_iter().map(|one| config_of(one, template)).collect())
+        let config = |one| {
+            let config = config_of(one, template);
+            let space = self.space_at(&config.devices[0].path, config.space);
+            PoolConfig { space, ..config }
+        };
+        Ok(list.into_iter().map(config).collect())
     }
 
     /// A pool with the devices that were added to it by calls. A list that can't be read keeps a
@@ -212,6 +217,7 @@ impl Control {
         id: Option<[u8; 16]>,
     ) -> Result<PoolHandle, Unopened> {
         self.refuse_lost_cell(config).map_err(Unopened::from)?;
+        self.refuse_awaited(config).map_err(Unopened::from)?;
         let (mut wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         if self.is_in_cell(&config.devices[0].path) {
             wanted.ring_records = wanted.ring_records.min(CELL_RING_RECORDS);

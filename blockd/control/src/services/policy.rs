@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
+use std::path::Path;
 
 use blockd_engine::pool::{Policy, PoolHandle};
 use blockd_media::error::{Error, shown};
@@ -21,16 +22,19 @@ impl Control {
         let Some(first) = configured.first() else { return Ok(Vec::new()) };
         let mut changes = Vec::new();
         for known in self.known_pools() {
-            let name = known.config.name;
-            let space = &configured.iter().find(|pool| pool.name == name).unwrap_or(first).space;
-            if *space == known.config.space {
+            let name = known.config.name.clone();
+            let space = match configured.iter().find(|pool| pool.name == name) {
+                Some(pool) => pool.space.clone(),
+                None => self.space_at(&known.config.devices[0].path, first.space.clone()),
+            };
+            if space == known.config.space {
                 continue;
             }
             if let Ok(handle) = &known.state {
                 let total = handle.devices().iter().map(|device| device.size).sum();
                 check_quantum(&name, space.quantum, total)?;
             }
-            changes.push((name, space.clone()));
+            changes.push((name, space));
         }
         *self.0.space_of_new_pools.write() = first.space.clone();
         let mut changed = Vec::new();
@@ -54,6 +58,20 @@ impl Control {
             changed.push(name);
         }
         Ok(changed)
+    }
+
+    /// The space policy of a pool that is made or found at this path.
+    pub(super) fn space_of_new(&self, path: &Path) -> SpaceConfig {
+        self.space_at(path, self.0.space_of_new_pools.read().clone())
+    }
+
+    /// The space policy of a pool at this path that no file names. A cell has no read cache: a host
+    /// may have hundreds of them, and their sum no limit.
+    pub(super) fn space_at(&self, path: &Path, first: SpaceConfig) -> SpaceConfig {
+        match self.is_in_cell(path) {
+            true => SpaceConfig { read_cache: 0, ..first },
+            false => first,
+        }
     }
 
     /// The present space policy of a pool.
@@ -102,8 +120,9 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::services::testing::{Rig, memory_pool};
+    use crate::services::testing::{Folder, Rig, folder, folder_on_disk, memory_pool};
     use crate::services::tests::{MIB, create, refused};
+    use crate::services::tests_of_cells::creation;
 
     fn pool(name: &str, space: SpaceConfig) -> PoolConfig {
         PoolConfig { space, ..memory_pool(name) }
@@ -139,6 +158,55 @@ mod tests {
             let folds = rig.control.pool(name).unwrap().folds(false).await.unwrap();
             assert_eq!(folds.rate, rate, "{name}");
         }
+    }
+
+    /// A daemon with a cell of 64 MiB, the pool `one`.
+    async fn with_cell(place: &Folder) -> Rig {
+        let mut rig = Rig::without_pool(folder()).await;
+        let request = v1::AddVolumeGroupRequest {
+            name: "san".to_owned(),
+            folder: place.path().display().to_string(),
+            ..Default::default()
+        };
+        rig.client.add_volume_group(request).await.unwrap();
+        rig.client.create_cell(creation("one")).await.unwrap();
+        rig
+    }
+
+    #[tokio::test]
+    async fn volumes_of_a_cell_are_not_limited_by_its_first_size() {
+        let place = folder_on_disk();
+        let mut rig = with_cell(&place).await;
+        let space = SpaceConfig { overprovision_percent: Some(200), ..SpaceConfig::default() };
+        rig.control.apply_space(&[pool("default", space)]).unwrap();
+        let large = v1::CreateVolumeRequest { pool: "one".to_owned(), ..create("v", 1000 * MIB) };
+        rig.client.create_volume(large).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn cells_have_no_read_cache_whatever_the_first_pool_has() {
+        let (place, read_cache) = (folder_on_disk(), 64 << 20);
+        let mut rig = with_cell(&place).await;
+        let space = SpaceConfig { read_cache, ..SpaceConfig::default() };
+        rig.control.apply_space(&[pool("default", space)]).unwrap();
+        rig.client.create_cell(creation("two")).await.unwrap();
+        let (name, group) = ("two".to_owned(), "san".to_owned());
+        let release = v1::ReleaseCellRequest { group: group.clone(), name, force: false };
+        rig.client.release_cell(release).await.unwrap();
+        let name = "two".to_owned();
+        let take = v1::TakeCellRequest { group, name, ..Default::default() };
+        rig.client.take_cell(take).await.unwrap();
+        for name in ["one", "two"] {
+            let handle = rig.control.pool(name).unwrap();
+            assert_eq!(handle.mapper().read_cache_status().limit, 0, "{name}");
+        }
+        // Nor at the next start.
+        let mut options = rig.control.0.options.clone();
+        options.template.space.read_cache = read_cache;
+        let next = Control::new(options, std::sync::Arc::clone(&rig.data_path) as _).unwrap();
+        next.start_groups().await.unwrap();
+        let remembered = next.remembered_pools().unwrap();
+        assert!(remembered.len() == 2 && remembered.iter().all(|one| one.read_cache() == 0));
     }
 
     #[tokio::test]

@@ -119,9 +119,13 @@ impl Control {
         Ok(changed)
     }
 
-    /// Refuses to promise more than the configuration allows for a pool.
+    /// Refuses to promise more than the configuration allows for a pool. Cells have no such limit:
+    /// they begin small and grow with their volumes.
     pub(super) fn check_promise(&self, pool: &PoolHandle, more: u64) -> Result<(), Error> {
         let known = self.known(pool.name())?;
+        if known.paths().iter().any(|path| self.is_in_cell(path)) {
+            return Ok(());
+        }
         let total: u64 = pool.devices().iter().map(|device| device.size).sum();
         let promised = pool.mapper().sums().promised;
         let needed = promised.saturating_add(more);

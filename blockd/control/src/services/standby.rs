@@ -22,6 +22,7 @@ use super::cells::cell_name;
 use super::devices::{AttachWish, FrontEnd, device_error};
 use super::groups::Group;
 use super::{Control, EventKind, Known, blocking, hex};
+use crate::config::PoolConfig;
 
 /// A cell stays for at least this long with the host that has fetched it, and that host has as long
 /// to take it: two hosts whose clients both write would only hand it to and fro.
@@ -105,7 +106,7 @@ impl Control {
         self.join_group(&group).await?;
         let found = self.find_cell(&group, &name).await?;
         let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
-        self.refuse_other_pool(&name, Some(&found))?;
+        self.refuse_other_pool(&group, &name, Some(&found))?;
         let changed = match &found.holder {
             Holder::This => {
                 let (changed, _) = self.attach_volume(name.as_str(), &asked.volume, wish).await?;
@@ -286,8 +287,7 @@ impl Control {
             // It was closed, and is held.
             None => self.refuse_unclosed(&group, &found).await?,
         }
-        let cell = name.clone();
-        self.coordinate(&group, move |leases| leases.release(&cell)).await?;
+        self.give_back(&group, &name).await?;
         self.note_handed(name.as_str(), true);
         let text = format!(
             "cell {name} of volume group {} was handed over to host {}",
@@ -619,6 +619,29 @@ impl Control {
             Some(id) => Ok(self.0.data_path.close_volume(id, VolumeId(record.id)).await),
             None => Ok(0),
         }
+    }
+
+    /// Refuses to open a pool that is not in the cell of its name for which volumes wait here.
+    pub(super) fn refuse_awaited(&self, config: &PoolConfig) -> Result<(), Error> {
+        let cell = self.0.groups.cell_at(&config.devices[0].path);
+        let own = cell.as_ref().filter(|(_, cell)| cell.as_str() == config.name);
+        self.refuse_awaited_name(&config.name, own.map(|(group, _)| group.name.as_str()))
+    }
+
+    /// Refuses a pool by whose name volumes of a cell are on standby here, unless it is that of
+    /// this group: they would be taken for volumes that were deleted on the other host.
+    pub(super) fn refuse_awaited_name(&self, pool: &str, group: Option<&str>) -> Result<(), Error> {
+        let attached = self.0.attachments.of_pool(pool);
+        let mut groups = attached.iter().filter_map(|one| one.record.standby.as_ref());
+        let Some(other) = groups.find(|one| Some(one.group.as_str()) != group) else {
+            return Ok(());
+        };
+        let cell = shown(format!("{}/{pool}", other.group));
+        let problem = format!(
+            "is the name of cell {cell}, whose volumes are on standby here: detach them, or use \
+             another name"
+        );
+        Err(Error::in_use(format!("pool {}", shown(pool)), problem))
     }
 
     /// Volumes of a cell that are attached here and wait for it.

@@ -9,6 +9,7 @@ use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner};
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
 
+use super::begun::unmade;
 use super::cells::cell_name;
 use super::groups::{Fenced, Group};
 use super::{Control, EventKind, blocking};
@@ -26,15 +27,23 @@ impl Control {
         &self,
         asked: v1::TakeCellRequest,
     ) -> Result<v1::TakeCellResponse, Error> {
-        self.take_cell_after(asked, None).await
+        let (group, name) = (asked.group.clone(), asked.name.clone());
+        if let Some(taken) = self.take_cell_after(asked, None).await? {
+            return Ok(taken);
+        }
+        let (group, name) = (self.group(&group)?, cell_name(&name)?);
+        let found = self.find_cell(&group, &name).await?;
+        Err(found
+            .map_or_else(|| Error::not_found("cell", name.as_str()), |cell| unmade(&group, &cell)))
     }
 
     /// The same. `fenced`: the host with this key was fenced, and no other incarnation may be.
+    /// `None` where the cell has no pool: then no host has it.
     pub(super) async fn take_cell_after(
         &self,
         asked: v1::TakeCellRequest,
         fenced: Option<Key>,
-    ) -> Result<v1::TakeCellResponse, Error> {
+    ) -> Result<Option<v1::TakeCellResponse>, Error> {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
         if asked.fence && asked.handover {
             return Err(Error::invalid("handover", "true", "left out with fence"));
@@ -46,14 +55,14 @@ impl Control {
         self.join_group(&group).await?;
         let found = self.find_cell(&group, &name).await?;
         let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
-        self.refuse_other_pool(&name, Some(&found))?;
+        self.refuse_other_pool(&group, &name, Some(&found))?;
         if found.holder == Holder::This && self.is_open(&found) {
+            self.remember_cell(&found).await?;
             let cell = Some(self.describe_cell(&group, &found));
-            return Ok(v1::TakeCellResponse { cell, ..Default::default() });
+            return Ok(Some(v1::TakeCellResponse { cell, ..Default::default() }));
         }
         if found.is_new {
-            let problem = "was not made to the end: `blockd cell create` finishes it";
-            return Err(Error::in_use(format!("cell {name}"), problem));
+            return Err(unmade(&group, &found));
         }
         let from = fenced_owner(&group, &found, &asked)?;
         let mut former = 0;
@@ -76,30 +85,43 @@ impl Control {
                 cell
             }
         };
-        let opened = self.open_cell(&group, &cell).await;
-        let log_changes = match opened {
-            Ok(changes) => changes,
-            Err(error) => {
-                // One that is being taken from a dead host stays with this one.
-                if found.holder == Holder::Free || former != 0 {
-                    let cell = name.clone();
-                    let given = self.coordinate(&group, move |leases| leases.release(&cell)).await;
-                    if let Err(error) = given {
-                        tracing::warn!(cell = %name, %error, "the cell stays with this host");
-                    }
-                }
-                return Err(error);
-            }
+        let returns = found.holder == Holder::Free || former != 0;
+        let Some(log_changes) = self.open_taken(&group, &cell, returns).await? else {
+            return Ok(None);
         };
         let text = format!("cell {name} of volume group {} was taken", shown(&group.name));
         self.events().publish(EventKind::CellTaken, name.as_str(), "", text);
-        Ok(v1::TakeCellResponse {
+        Ok(Some(v1::TakeCellResponse {
             changed: true,
             cell: Some(self.describe_cell(&group, &cell)),
             fenced_host: from.map_or(0, |owner| u32::from(owner.host.0)),
             log_changes,
             former_host: u32::from(former),
-        })
+        }))
+    }
+
+    /// Opens the pool of a cell that was taken. Gives the changes that were replayed; `None` where
+    /// there is no pool: its lease is given back. `returns`: also if the pool can't be opened. One
+    /// that is open and can't be remembered stays.
+    async fn open_taken(
+        &self,
+        group: &Arc<Group>,
+        cell: &Cell,
+        returns: bool,
+    ) -> Result<Option<u64>, Error> {
+        match self.open_cell(group, cell).await {
+            Ok(None) => self.give_back(group, &cell.name).await.map(|()| None),
+            // One that is being taken from a dead host stays with this one.
+            Err(error) if returns && !self.is_open(cell) => {
+                let name = cell.name.clone();
+                let given = self.coordinate(group, move |leases| leases.release(&name)).await;
+                if let Err(error) = given {
+                    tracing::warn!(cell = %cell.name, %error, "the cell stays with this host");
+                }
+                Err(error)
+            }
+            opened => opened,
+        }
     }
 
     /// Has the daemon of another host give a cell.
@@ -152,7 +174,7 @@ impl Control {
             let cell = name.clone();
             self.coordinate(group, move |leases| leases.free(&cell, owner)).await?;
         }
-        let cell = self.acquire_cell(group, name, Some(owner)).await?;
+        let cell = self.acquire_cell(group, name, Some((owner, fenced))).await?;
         self.settle_fence(group, name, key, fenced).await?;
         Ok(cell)
     }
@@ -259,16 +281,18 @@ impl Control {
         Ok(fenced)
     }
 
-    /// Takes the lease of a cell. That of a host which was fenced, `of`, is waited for.
+    /// Takes the lease of a cell. That of a host which was fenced, `of`, is waited for. Where
+    /// another host was faster, the note that the cell is being taken stays if this host has ended
+    /// the former lease: the other one may be without a note, and can't open the cell then.
     pub(super) async fn acquire_cell(
         &self,
         asked: &Arc<Group>,
         name: &CellName,
-        of: Option<Owner>,
+        of: Option<(Owner, Fenced)>,
     ) -> Result<Cell, Error> {
         let clock = Clock::start();
         // Another host may have been faster.
-        let is_its = |by: Option<HostNumber>| by.is_none() || by == of.map(|owner| owner.host);
+        let is_its = |by: Option<HostNumber>| by.is_none() || by == of.map(|(owner, _)| owner.host);
         loop {
             let cell = name.clone();
             let group = Arc::clone(asked);
@@ -279,8 +303,8 @@ impl Control {
                 // A dead host may have the lock of the whole group as well.
                 Err(HostsError::Away { .. }) if waits => {}
                 Err(HostsError::Held { cell, by: Some(by) }) => {
-                    if !is_its(Some(by)) {
-                        // It was not taken from the host that was fenced, and is not being so now.
+                    if !is_its(Some(by)) && of.is_some_and(|(_, fenced)| !fenced.is_ours) {
+                        // The host that was first to fence takes it.
                         self.note_taking(asked, name, None).await?;
                     }
                     return Err(HostsError::Held { cell, by: Some(by) }.into());

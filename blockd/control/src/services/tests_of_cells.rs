@@ -10,22 +10,22 @@ use tonic::Code;
 
 use super::testing::{Folder, Rig, folder, folder_on_disk};
 
-const GROUP: &str = "san";
-const THIS: HostNumber = HostNumber(1);
-const OTHER: HostNumber = HostNumber(2);
+pub(super) const GROUP: &str = "san";
+pub(super) const THIS: HostNumber = HostNumber(1);
+pub(super) const OTHER: HostNumber = HostNumber(2);
 const OTHER_NODE: &str = "4f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f";
-const CELL: i64 = 64 << 20;
+pub(super) const CELL: i64 = 64 << 20;
 
 /// Two hosts with their daemons, and the array that both reach.
-struct Hosts {
-    array: Array,
-    this: Rig,
-    other: Rig,
+pub(super) struct Hosts {
+    pub(super) array: Array,
+    pub(super) this: Rig,
+    pub(super) other: Rig,
     _folder: Folder,
 }
 
 impl Hosts {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let place = folder_on_disk();
         let array = Array::new(place.path().to_owned(), 1024 << 20);
         let this = Rig::without_pool(folder()).await;
@@ -45,7 +45,7 @@ impl Hosts {
     }
 
     /// This host makes a cell, with a volume in it.
-    async fn create(&mut self, cell: &str) {
+    pub(super) async fn create(&mut self, cell: &str) {
         let made = self.this.client.create_cell(creation(cell)).await.unwrap().into_inner();
         assert!(made.changed);
         assert_eq!(made.cell.unwrap().state(), v1::CellState::Open);
@@ -53,20 +53,17 @@ impl Hosts {
     }
 
     /// This host was switched off and on, and its daemon has started.
-    async fn boot_this(&mut self) {
-        self.array.boot(THIS);
-        let control = &self.this.control;
-        let group = control.group(GROUP).unwrap();
-        control.0.groups.change(&group, |member| member.forget_boot()).unwrap();
-        for known in control.known_pools() {
-            control.forget_pool(&known.config.name).await.unwrap();
-        }
-        let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
-        self.this.client.add_volume_group(request).await.unwrap();
+    pub(super) async fn boot_this(&mut self) {
+        boot(&self.array, &mut self.this, THIS).await;
+    }
+
+    /// The same of the other host.
+    pub(super) async fn boot_other(&mut self) {
+        boot(&self.array, &mut self.other, OTHER).await;
     }
 
     /// This host stops at once: nothing is closed in order. Its locks are free.
-    async fn die(&self, cell: &str) {
+    pub(super) async fn die(&self, cell: &str) {
         let handle = self.this.control.pool(cell).unwrap();
         let problem = "the host has died".to_owned();
         handle.halt(MapperError::Device { name: "host".to_owned(), problem });
@@ -74,7 +71,19 @@ impl Hosts {
     }
 }
 
-fn creation(name: &str) -> v1::CreateCellRequest {
+async fn boot(array: &Array, rig: &mut Rig, host: HostNumber) {
+    array.boot(host);
+    let control = &rig.control;
+    let group = control.group(GROUP).unwrap();
+    control.0.groups.change(&group, |member| member.forget_boot()).unwrap();
+    for known in control.known_pools() {
+        control.forget_pool(&known.config.name).await.unwrap();
+    }
+    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    rig.client.add_volume_group(request).await.unwrap();
+}
+
+pub(super) fn creation(name: &str) -> v1::CreateCellRequest {
     v1::CreateCellRequest {
         group: GROUP.to_owned(),
         name: name.to_owned(),
@@ -83,12 +92,12 @@ fn creation(name: &str) -> v1::CreateCellRequest {
     }
 }
 
-fn taking(name: &str, fence: bool) -> v1::TakeCellRequest {
+pub(super) fn taking(name: &str, fence: bool) -> v1::TakeCellRequest {
     let (group, name) = (GROUP.to_owned(), name.to_owned());
     v1::TakeCellRequest { group, name, fence, ..Default::default() }
 }
 
-fn releasing(name: &str) -> v1::ReleaseCellRequest {
+pub(super) fn releasing(name: &str) -> v1::ReleaseCellRequest {
     v1::ReleaseCellRequest { group: GROUP.to_owned(), name: name.to_owned(), force: false }
 }
 
@@ -102,19 +111,19 @@ async fn make_volume(rig: &mut Rig, pool: &str, name: &str) {
     rig.client.create_volume(request).await.unwrap();
 }
 
-async fn volumes(rig: &mut Rig, pool: &str) -> Vec<String> {
+pub(super) async fn volumes(rig: &mut Rig, pool: &str) -> Vec<String> {
     let request = v1::ListVolumesRequest { pool: pool.to_owned(), ..Default::default() };
     let listed = rig.client.list_volumes(request).await.unwrap().into_inner();
     listed.volumes.into_iter().map(|volume| volume.name).collect()
 }
 
-async fn group(rig: &mut Rig) -> v1::VolumeGroup {
+pub(super) async fn group(rig: &mut Rig) -> v1::VolumeGroup {
     let request = v1::ListVolumeGroupsRequest { name: GROUP.to_owned(), ..Default::default() };
     let listed = rig.client.list_volume_groups(request).await.unwrap().into_inner();
     listed.groups.into_iter().next().unwrap()
 }
 
-async fn states(rig: &mut Rig) -> Vec<(String, v1::CellState, u32)> {
+pub(super) async fn states(rig: &mut Rig) -> Vec<(String, v1::CellState, u32)> {
     let cells = group(rig).await.cells;
     cells.into_iter().map(|cell| (cell.name.clone(), cell.state(), cell.holder)).collect()
 }
@@ -386,7 +395,7 @@ async fn a_cell_that_a_crash_has_left_half_made_is_made() {
     // One that another host makes is not touched.
     hosts.array.member(OTHER).create(&CellName::parse("three").unwrap(), 64 << 20).unwrap();
     let error = hosts.this.client.create_cell(creation("three")).await.unwrap_err();
-    assert!(error.message().contains("cell three exists"), "{error}");
+    assert!(error.message().contains("`blockd cell create` on host 2 finishes it"), "{error}");
 }
 
 #[tokio::test]
@@ -550,7 +559,7 @@ async fn names_and_folders_that_can_not_be_are_refused() {
 }
 
 /// This host has cell `one`, whose volume `v` is attached.
-async fn attached() -> Hosts {
+pub(super) async fn attached() -> Hosts {
     let mut hosts = Hosts::new().await;
     hosts.create("one").await;
     let request = v1::AttachVolumeRequest {
@@ -562,7 +571,7 @@ async fn attached() -> Hosts {
     hosts
 }
 
-fn handing() -> v1::HandOverCellRequest {
+pub(super) fn handing() -> v1::HandOverCellRequest {
     let (group, name) = (GROUP.to_owned(), "one".to_owned());
     v1::HandOverCellRequest { group, name, host: 2, only_unused: false }
 }

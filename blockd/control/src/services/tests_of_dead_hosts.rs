@@ -457,6 +457,22 @@ async fn a_host_that_was_declared_dead_sees_that_and_joins_again_after_a_boot() 
 }
 
 #[tokio::test]
+async fn a_cell_of_a_dead_host_that_has_no_pool_is_freed() {
+    let hosts = Hosts::with(&[]).await;
+    let (member, name) = (hosts.array.member(GONE), CellName::parse("one").unwrap());
+    let cell = member.create(&name, 64 << 20).unwrap();
+    member.finish(&name).unwrap();
+    super::tests_of_begun::write_claim(&cell.path);
+    let (ended, cells) = hosts.declare(true).await;
+    assert!(ended.unwrap().changed);
+    assert_eq!(cells[0].outcome(), v1::HostCellOutcome::Released);
+    assert_eq!(hosts.holder("one"), Holder::Free);
+    let group = hosts.this.control.group(GROUP).unwrap();
+    assert!(group.member().taking(&name).is_none());
+    assert!(!hosts.declare(true).await.0.unwrap().changed);
+}
+
+#[tokio::test]
 async fn a_host_that_comes_back_again_and_again_is_not_fenced_for_ever() {
     let hosts = Hosts::with(&["one"]).await;
     // It comes back between each fence and what follows. The first fence is of the key that it had.

@@ -18,15 +18,36 @@ pub(super) fn resource(group: &str, volume: &Volume, device: &Path) -> Option<St
     Some(format!("lvm_{group}:{}:{}:{offset}", volume.uuid, device.display()))
 }
 
+/// A number that `sanlock direct read_leader` gives.
+fn field(text: &str, name: &str) -> Result<u64, String> {
+    let mut lines = text.lines().map(str::split_whitespace);
+    let found = lines.find_map(|mut words| {
+        (words.next() == Some(name)).then(|| words.next().and_then(|word| word.parse().ok()))
+    });
+    found.flatten().ok_or_else(|| format!("sanlock does not give its {name}"))
+}
+
+/// Options of `sanlock direct init` with which a lease stays as large as it is. Without them its
+/// size is that for the logical sectors of its device. lvmlockd goes by the physical ones, so that
+/// a disk of 512e has leases for sectors of 4,096 bytes.
+pub(super) fn sizes(text: &str) -> Result<&'static [&'static str], String> {
+    // The combinations of sanlock(8).
+    let sector = field(text, "sector_size")?;
+    if sector == 512 {
+        return Ok(&[]);
+    }
+    match (sector, field(text, "max_hosts")?) {
+        (4096, 250) => Ok(&["-Z", "4096", "-A", "1M"]),
+        (4096, 500) => Ok(&["-Z", "4096", "-A", "2M"]),
+        (4096, 1000) => Ok(&["-Z", "4096", "-A", "4M"]),
+        (4096, 2000) => Ok(&["-Z", "4096", "-A", "8M"]),
+        (_, hosts) => Err(format!("it has sectors of {sector} bytes for {hosts} hosts")),
+    }
+}
+
 /// The host that has the lease, by `sanlock direct read_leader`; `None` where it is free.
 pub(super) fn owner(text: &str) -> Result<Option<Owner>, String> {
-    let field = |name: &str| {
-        let mut lines = text.lines().map(str::split_whitespace);
-        let found = lines.find_map(|mut words| {
-            (words.next() == Some(name)).then(|| words.next().and_then(|word| word.parse().ok()))
-        });
-        found.flatten().ok_or_else(|| format!("sanlock does not give its {name}"))
-    };
+    let field = |name: &str| field(text, name);
     let (host, generation): (u64, u64) = (field("owner_id")?, field("owner_generation")?);
     let host = u16::try_from(host).map_err(|_| format!("{host} is no number of a host"))?;
     // A lease that was given back keeps its last owner, and has no time.

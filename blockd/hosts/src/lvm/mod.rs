@@ -152,9 +152,14 @@ impl Lvm {
 
     /// The host that has a cell which is not active here, by its lease on the disk.
     fn owner(&self, volume: &Volume) -> Result<Option<Owner>, String> {
+        lease::owner(&self.leader(volume)?)
+    }
+
+    /// The lease of a cell as it is on the disk.
+    fn leader(&self, volume: &Volume) -> Result<String, String> {
         let resource = self.resource(volume)?;
         let text = self.commands.run("sanlock", &["direct", "read_leader", "-r", &resource]);
-        lease::owner(&text.map_err(|refusal| self.group_error(refusal).to_string())?)
+        text.map_err(|refusal| self.group_error(refusal).to_string())
     }
 
     /// Device-mapper's names of the group's logical volumes that are active, but that of the locks.
@@ -304,10 +309,13 @@ impl Coordinator for Lvm {
         let not_known = |problem| HostsError::NotKnown { cell: name.clone(), problem };
         let resource = self.resource(&volume).map_err(not_known)?;
         // The host that was fenced can't write the lease, and only one host has fenced it.
-        if self.owner(&volume).map_err(not_known)? != Some(of) {
+        let leader = self.leader(&volume).map_err(not_known)?;
+        if lease::owner(&leader).map_err(not_known)? != Some(of) {
             return Ok(());
         }
-        let freed = self.commands.run("sanlock", &["direct", "init", "-r", &resource]);
+        let sizes = lease::sizes(&leader).map_err(not_known)?;
+        let words = [&["direct", "init"], sizes, &["-r", &resource]].concat();
+        let freed = self.commands.run("sanlock", &words);
         freed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
@@ -325,7 +333,10 @@ impl Coordinator for Lvm {
         if volume.size >= bytes {
             return Ok(volume.size);
         }
-        let (size, path) = (format!("{bytes}b"), self.path(name));
+        // LVM refuses a size that is not of whole sectors, and a pool is low at any number of
+        // bytes. What is free is of whole extents, so there is room for the rounded size too.
+        let wanted = bytes.next_multiple_of(self.group()?.extent_size.max(1));
+        let (size, path) = (format!("{wanted}b"), self.path(name));
         let words = ["--yes", "-L", &size, &path];
         self.commands.run("lvextend", &words).map_err(|refusal| self.cell_error(refusal, name))?;
         Ok(self.volume(name)?.size)

@@ -26,8 +26,18 @@ const VOLUMES: &str = r#"{"report":[{"lv":[
 
 const LEADER: &str = "\
 magic 0x6152010
+sector_size 512
+max_hosts 2000
 space_name lvm_san
 resource_name a-b-c
+owner_id 2
+owner_generation 3
+timestamp 4711
+";
+
+const LARGE_LEADER: &str = "\
+sector_size 4096
+max_hosts 2000
 owner_id 2
 owner_generation 3
 timestamp 4711
@@ -162,12 +172,20 @@ fn a_cell_is_made_for_this_host_alone_and_grows_only_where_it_is_held() {
     assert!(lines.lock().iter().any(|line| line == made), "{:?}", lines.lock());
     let error = lvm.create(&cell("one"), 1 << 30).unwrap_err().to_string();
     assert!(error.contains("no space: 1073741824 bytes needed, 536870912 bytes free"), "{error}");
-    let (lvm, lines) = group(&[("lvextend", ""), ("lvs", VOLUMES)], "");
+    let (lvm, lines) = group(&[("vgs", GROUP), ("lvextend", ""), ("lvs", VOLUMES)], "");
     assert_eq!(lvm.extend(&cell("one"), 1 << 20).unwrap(), 4 << 20);
     assert!(matches!(lvm.extend(&cell("two"), 1 << 30), Err(HostsError::NotHeld { .. })));
     assert!(!lines.lock().iter().any(|line| line.starts_with("lvextend")));
     lvm.extend(&cell("one"), 8 << 20).unwrap();
     assert!(lines.lock().iter().any(|line| line == "lvextend --yes -L 8388608b san/cell-one"));
+}
+
+#[test]
+fn a_cell_grows_by_whole_extents() {
+    let (lvm, lines) = group(&[("vgs", GROUP), ("lvextend", ""), ("lvs", VOLUMES)], "");
+    lvm.extend(&cell("one"), (8 << 20) + 1).unwrap();
+    let grown = "lvextend --yes -L 12582912b san/cell-one";
+    assert!(lines.lock().iter().any(|line| line == grown), "{:?}", lines.lock());
 }
 
 #[test]
@@ -182,6 +200,22 @@ fn a_lease_is_freed_where_the_fenced_host_has_it_alone() {
     lvm.free(&cell("two"), Owner { host: HostNumber(2), generation: 3 }).unwrap();
     let freed = "sanlock direct init -r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592";
     assert_eq!(lines.lock().last().unwrap(), freed);
+}
+
+#[test]
+fn a_lease_that_is_freed_keeps_its_size() {
+    let (lvm, lines) = group(
+        &[("lvs", VOLUMES), ("sanlock direct read", LARGE_LEADER), ("sanlock direct init", "")],
+        "",
+    );
+    lvm.free(&cell("two"), Owner { host: HostNumber(2), generation: 3 }).unwrap();
+    let freed =
+        "sanlock direct init -Z 4096 -A 8M -r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592";
+    assert_eq!(lines.lock().last().unwrap(), freed);
+    assert_eq!(lease::sizes("sector_size 4096\nmax_hosts 250").unwrap()[3], "1M");
+    // One that is not known is left as it is.
+    lease::sizes("sector_size 4096\nmax_hosts 7").unwrap_err();
+    lease::sizes("").unwrap_err();
 }
 
 #[test]

@@ -103,6 +103,7 @@ pub(crate) fn wanted_pool(
     }
     Ok(PoolConfig {
         name: asked.name.clone(),
+        space: control.space_of_new(&path),
         devices: vec![DeviceConfig {
             path,
             kind,
@@ -117,7 +118,6 @@ pub(crate) fn wanted_pool(
         composite: !asked.no_composite,
         extend_socket: None,
         accept_loss: false,
-        space: control.0.space_of_new_pools.read().clone(),
         ..template.clone()
     })
 }

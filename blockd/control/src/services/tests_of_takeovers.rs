@@ -1,0 +1,135 @@
+//! Takeovers that are interrupted, by a loss of power of the host that takes or by another host.
+//! And hosts that are fenced, can't join a group, or wait for a cell.
+
+use blockd_api::v1;
+use blockd_hosts::{Coordinator as _, Fence as _, HostNumber, Key};
+
+use super::cells::cell_name;
+use super::testing::folder_on_disk;
+use super::tests_of_cells::{
+    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, handing, taking, volumes,
+};
+
+#[tokio::test]
+async fn a_takeover_goes_on_after_a_boot_of_the_host_that_takes() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.create("two").await;
+    for (cell, has_lease) in [("one", true), ("two", false)] {
+        hosts.die(cell).await;
+        // Its power fails before it has the lease, or before it has opened the pool.
+        let array = hosts.array.clone();
+        hosts.array.before(&format!("take {cell}"), move || {
+            if has_lease {
+                array.before("keys", || false);
+            }
+            has_lease
+        });
+        let error = hosts.other.client.take_cell(taking(cell, true)).await.unwrap_err();
+        assert!(error.message().contains("was made to fail"), "{error}");
+        hosts.boot_other().await;
+        hosts.other.client.take_cell(taking(cell, false)).await.unwrap();
+        assert_eq!(volumes(&mut hosts.other, cell).await, ["v"]);
+        let group = hosts.other.control.group(GROUP).unwrap();
+        assert!(group.member().taking(&cell_name(cell).unwrap()).is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_takes_a_freed_lease_for_a_moment_does_not_end_the_takeover() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    let (third, name) = (hosts.array.member(HostNumber(3)), cell_name("one").unwrap());
+    third.join(Key::new(HostNumber(3), 7), &[], true).unwrap();
+    // Between the end of the dead host's lease and this host's own one.
+    let faster = (third.clone(), name.clone());
+    hosts.array.before("take one", move || faster.0.acquire(&faster.1).is_ok());
+    // The second call does not end it either.
+    for fence in [true, false] {
+        let error = hosts.other.client.take_cell(taking("one", fence)).await.unwrap_err();
+        assert!(error.message().contains("cell one is held by host 3"), "{error}");
+    }
+    // It can't open the cell, and gives it back.
+    third.release(&name).unwrap();
+    hosts.other.client.take_cell(taking("one", false)).await.unwrap();
+    assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_host_that_was_fenced_stops_its_cells_where_that_can_not_be_remembered() {
+    for by_a_call in [false, true] {
+        let mut hosts = Hosts::new().await;
+        hosts.create("one").await;
+        let (this, other) = (hosts.array.member(THIS), hosts.array.member(OTHER));
+        let key = |host| other.keys().unwrap().into_iter().find(|key| key.host() == host).unwrap();
+        other.fence(key(OTHER), key(THIS)).unwrap();
+        // No file can take its place.
+        let file = hosts.this.folder.path().join("groups.json");
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir_all(file.join("in-the-way")).unwrap();
+        match by_a_call {
+            true => drop(hosts.this.client.create_cell(creation("two")).await.unwrap_err()),
+            false => hosts.this.control.watch_groups().await,
+        }
+        let failure = hosts.this.control.known("one").unwrap().failure().unwrap_or_default();
+        assert!(failure.contains("this host was fenced"), "{by_a_call}: {failure:?}");
+        assert!(!this.is_member(key(THIS)).unwrap());
+    }
+}
+
+#[tokio::test]
+async fn adding_a_known_group_fails_where_a_new_disk_takes_no_key() {
+    let mut hosts = Hosts::new().await;
+    hosts.array.add_unsuitable_disk();
+    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    let error = hosts.this.client.add_volume_group(request).await.unwrap_err();
+    assert!(error.message().contains("refuses the registration"), "{error}");
+}
+
+#[tokio::test]
+async fn a_pool_with_the_name_of_a_cell_on_standby_is_not_opened() {
+    let mut hosts = attached().await;
+    assert!(hosts.this.control.hand_over(handing()).await.unwrap());
+    let place = folder_on_disk();
+    let request = v1::AddVolumeGroupRequest {
+        name: "other".to_owned(),
+        folder: place.path().display().to_string(),
+        ..Default::default()
+    };
+    hosts.this.client.add_volume_group(request).await.unwrap();
+    let in_memory = v1::CreatePoolRequest {
+        name: "one".to_owned(),
+        kind: v1::DeviceKind::Memory.into(),
+        size_bytes: CELL,
+        ..Default::default()
+    };
+    let in_other = v1::CreateCellRequest { group: "other".to_owned(), ..creation("one") };
+    for error in [
+        hosts.this.client.create_pool(in_memory).await.unwrap_err(),
+        hosts.this.client.create_cell(in_other).await.unwrap_err(),
+    ] {
+        let expected = "pool one is the name of cell san/one, whose volumes are on standby here";
+        assert!(error.message().contains(expected), "{error}");
+    }
+    assert!(!place.path().join("cell-one").exists(), "a cell was made");
+    assert!(hosts.this.control.0.attachments.get("one", "v").unwrap().waits());
+    // Its own cell is opened.
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    assert!(!hosts.this.control.0.attachments.get("one", "v").unwrap().waits());
+}
+
+#[tokio::test]
+async fn cells_are_opened_when_their_disks_answer_after_the_start() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let control = hosts.this.control.clone();
+    // As after a restart of the daemon whose first look has failed.
+    let known = control.known("one").unwrap();
+    control.pool("one").unwrap().close().await.unwrap();
+    control.group(GROUP).unwrap().forget_look();
+    let error = control.open_pool(&known.config).await.unwrap_err().to_string();
+    assert!(error.contains("have not answered yet"), "{error}");
+    control.watch_groups().await;
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+}
