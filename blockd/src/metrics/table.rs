@@ -117,12 +117,7 @@ pub const METRICS: &[Metric] = &[
     metric("blockd_pool_folds_running", Gauge, POOL, "Folds in progress"),
     metric("blockd_pool_folded", Counter, POOL, "Composite entries that folds have made plain"),
     metric("blockd_pool_fold_bytes", Counter, POOL, "Bytes copied by folds"),
-    metric(
-        "blockd_pool_folds_abandoned",
-        Counter,
-        POOL,
-        "Folds that ended without a change, and are tried again later",
-    ),
+    metric("blockd_pool_folds_abandoned", Counter, POOL, "Folds that ended without a change"),
     metric(
         "blockd_pool_read_cache_limit_bytes",
         Gauge,
