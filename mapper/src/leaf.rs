@@ -102,19 +102,22 @@ impl Leaf {
     ///
     /// A fold or a move holds the extent that it copies from, publishes the copy and then lets go.
     /// A write that finds the hold gone, and had read the entry before, would go where nothing is
-    /// read from any more: so the entry is looked at again after the counter.
+    /// read from any more: so the entry is looked at again after the counter. `extra` is `None` for
+    /// an extent that never had more than one reference, and so no hold.
     #[must_use]
     #[inline]
     pub fn alone(
         &self,
         index: usize,
         touched: u64,
-        is_shared: impl Fn(PhysicalExtent) -> bool,
+        extra: impl Fn(PhysicalExtent) -> Option<u32>,
     ) -> Option<PhysicalExtent> {
         let found = self.load(index);
         let physical = found.physical.filter(|_| touched & !found.valid == 0)?;
-        if is_shared(physical) {
-            return None;
+        match extra(physical) {
+            None => return Some(physical),
+            Some(0) => {}
+            Some(_) => return None,
         }
         let word = self.entries[index].word.load(Ordering::Acquire);
         let is_there = word & KIND_MASK != BUSY && mapping(word, 0).physical == Some(physical);

@@ -393,6 +393,13 @@ impl Pool {
         self.counts.get(device).map_or(0, |counts| counts.extra(local))
     }
 
+    /// The same; `None` for an extent that never had more than one.
+    #[inline]
+    pub(crate) fn known_extra(&self, extent: PhysicalExtent) -> Option<u32> {
+        let (device, local) = split(extent);
+        self.counts.get(device)?.known(local)
+    }
+
     pub(crate) fn counts_of(
         &self,
         extent: PhysicalExtent,

@@ -38,7 +38,14 @@ impl SharedCounts {
     #[must_use]
     #[inline]
     pub fn extra(&self, extent: PhysicalExtent) -> u32 {
-        self.counter(extent).map_or(0, |counter| counter.load(Ordering::Acquire))
+        self.known(extent).unwrap_or(0)
+    }
+
+    /// The same; `None` where nothing near the extent was ever shared.
+    #[must_use]
+    #[inline]
+    pub fn known(&self, extent: PhysicalExtent) -> Option<u32> {
+        self.counter(extent).map(|counter| counter.load(Ordering::Acquire))
     }
 
     /// Adds references. The caller holds the extent's stripe.

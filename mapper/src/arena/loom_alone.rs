@@ -13,7 +13,7 @@ const FROM: PhysicalExtent = PhysicalExtent(0);
 const TO: PhysicalExtent = PhysicalExtent(1);
 
 fn look(leaf: &Leaf, counts: &SharedCounts) -> Option<PhysicalExtent> {
-    leaf.alone(0, 1, |physical| counts.extra(physical) != 0)
+    leaf.alone(0, 1, |physical| counts.known(physical))
 }
 
 fn look_once(leaf: &Leaf, counts: &SharedCounts) -> Option<PhysicalExtent> {

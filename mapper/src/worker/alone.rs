@@ -13,10 +13,10 @@ pub(super) fn extent_to_overwrite(
     touched: u64,
 ) -> Option<PhysicalExtent> {
     let id = directory.load(extent.slot())?;
-    let is_shared = |physical| {
-        let leaf_is_shared = pool.arena.meta(id).references.load(Ordering::Acquire) != 1;
-        leaf_is_shared || pool.extra(physical) != 0
+    let extra = |physical| match pool.arena.meta(id).references.load(Ordering::Acquire) {
+        // A leaf that another thread has just copied has counted its extents before it let go.
+        1 => pool.known_extra(physical),
+        _ => Some(1),
     };
-    let physical = pool.arena.leaf(id).alone(extent.entry(), touched, is_shared)?;
-    (directory.load(extent.slot()) == Some(id)).then_some(physical)
+    pool.arena.leaf(id).alone(extent.entry(), touched, extra)
 }
