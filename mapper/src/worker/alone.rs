@@ -18,5 +18,7 @@ pub(super) fn extent_to_overwrite(
         1 => pool.known_extra(physical),
         _ => Some(1),
     };
-    pool.arena.leaf(id).alone(extent.entry(), touched, extra)
+    let physical = pool.arena.leaf(id).alone(extent.entry(), touched, extra)?;
+    // Else the volume has its own copy of the leaf by now, which may map another extent.
+    (directory.load(extent.slot()) == Some(id)).then_some(physical)
 }
