@@ -32,7 +32,7 @@ pub(crate) async fn bring(daemon: &Daemon, node: &str, id: &CellId, aim: Aim) ->
     }
     let cell = find(daemon, node, id).await?;
     let cell = cell.ok_or_else(|| Error::not_found("volume", id))?;
-    match (aim, open(daemon, node, id, &cell).await) {
+    match (aim, open(daemon, id, &cell).await) {
         (Aim::Shared(front_end), Err(error)) if is_refused_elsewhere(&error) => {
             let asked = v1::StandByRequest {
                 group: id.group.clone(),
@@ -53,12 +53,7 @@ pub(crate) async fn bring(daemon: &Daemon, node: &str, id: &CellId, aim: Aim) ->
 ///
 /// # Errors
 /// As [`bring`].
-pub(crate) async fn open(
-    daemon: &Daemon,
-    node: &str,
-    id: &CellId,
-    cell: &v1::Cell,
-) -> Result<(), Error> {
+pub(crate) async fn open(daemon: &Daemon, id: &CellId, cell: &v1::Cell) -> Result<(), Error> {
     if cell.state() == CellState::Open {
         return Ok(());
     }
@@ -75,26 +70,19 @@ pub(crate) async fn open(
     };
     // One that is gone meanwhile was deleted by another node, and is never made again.
     let is_refused = error.daemon_kind() == Some(ErrorKind::InUse);
-    if is_refused
-        && may_be_begun(cell)
-        && find(daemon, node, id).await?.is_some_and(|it| may_be_begun(&it))
-    {
+    if is_refused && matches!(cell.state(), CellState::Free | CellState::Held) {
         let asked = v1::CreateCellRequest {
             group: id.group.clone(),
             name: id.cell.clone(),
             device_bytes: cell.device_bytes,
             extent_size: 0,
+            only_begun: true,
         };
         if daemon.create_cell(asked).await.is_ok() {
             return Ok(());
         }
     }
     Err(with_advice(id, cell, error))
-}
-
-/// Whether an interrupted call may have begun a cell.
-fn may_be_begun(cell: &v1::Cell) -> bool {
-    matches!(cell.state(), CellState::Free | CellState::Held)
 }
 
 /// Whether an error says that the host which has a cell keeps it.

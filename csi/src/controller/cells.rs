@@ -137,7 +137,7 @@ async fn open_or_make(
         return Err(Error::Elsewhere { place, node: node.clone() });
     };
     if let Some(cell) = group.cells.first() {
-        let opened = cells::open(daemon, node, id, cell).await;
+        let opened = cells::open(daemon, id, cell).await;
         return opened.map_err(|error| to_be_repeated(id, error));
     }
     refuse_elsewhere(plugin, id, &asked.name).await?;
@@ -151,6 +151,7 @@ async fn open_or_make(
         name: id.cell.clone(),
         device_bytes: cell_size(size).get(),
         extent_size: 0,
+        only_begun: false,
     };
     let Err(error) = daemon.create_cell(asked).await else { return Ok(()) };
     let is_answered = error.daemon_kind().is_some();
@@ -236,7 +237,7 @@ pub(super) async fn delete(plugin: &Plugin, id: &CellId) -> Result<(), Error> {
     let (daemon, node) = (&plugin.daemon, &plugin.settings.place.node);
     let Some(cell) = cells::find(daemon, node, id).await? else { return Ok(()) };
     refuse_standby(plugin, id).await?;
-    let (was_open, error) = match cells::open(daemon, node, id, &cell).await {
+    let (was_open, error) = match cells::open(daemon, id, &cell).await {
         Err(error) => (false, error),
         Ok(()) => match delete_open(daemon, id).await {
             Err(error) => (true, error),

@@ -250,7 +250,8 @@ impl Create {
         let (group, name) = parse(&self.cell)?;
         let device_bytes = size_argument("size", &self.size)?;
         let extent_size = extent_size(self.extent_size.as_deref())?;
-        let request = CreateCellRequest { group, name, device_bytes, extent_size };
+        let request =
+            CreateCellRequest { group, name, device_bytes, extent_size, only_begun: false };
         let answer = context.client().await?.create_cell(request).await?;
         let created = Created { changed: answer.changed, cell: answered(answer.cell)? };
         context.output.either(&created, || {

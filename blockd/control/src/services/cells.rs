@@ -260,6 +260,7 @@ impl Control {
                 check_size(&format!("size of cell {name}"), cell.size, extent_size)?;
                 cell
             }
+            None if asked.only_begun => return Err(Error::not_found("cell", name.as_str())),
             None => {
                 check_size("device_bytes", bytes, extent_size)?;
                 let cell = name.clone();

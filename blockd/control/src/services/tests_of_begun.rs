@@ -56,6 +56,17 @@ async fn a_cell_that_is_too_small_for_a_pool_is_not_made() {
 }
 
 #[tokio::test]
+async fn a_call_that_only_finishes_cells_makes_none() {
+    let mut hosts = Hosts::new().await;
+    let finishing = v1::CreateCellRequest { only_begun: true, ..creation("one") };
+    let error = hosts.this.client.create_cell(finishing.clone()).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::NotFound, "{error}");
+    assert!(states(&mut hosts.this).await.is_empty());
+    begun(&hosts, "one");
+    assert!(hosts.this.client.create_cell(finishing).await.unwrap().into_inner().changed);
+}
+
+#[tokio::test]
 async fn a_cell_with_the_claim_of_a_pool_that_was_not_made_is_made_or_deleted() {
     let mut hosts = Hosts::new().await;
     for name in ["one", "two"] {

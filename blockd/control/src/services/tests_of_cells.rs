@@ -89,6 +89,7 @@ pub(super) fn creation(name: &str) -> v1::CreateCellRequest {
         name: name.to_owned(),
         device_bytes: CELL,
         extent_size: 64 << 10,
+        only_begun: false,
     }
 }
 

@@ -62,6 +62,7 @@ impl Hosts {
             name: cell.to_owned(),
             device_bytes: 64 << 20,
             extent_size: 64 << 10,
+            only_begun: false,
         };
         self.gone.client.create_cell(request).await.unwrap();
         let request = v1::CreateVolumeRequest {
@@ -428,6 +429,7 @@ async fn a_cell_that_the_dead_host_was_making_can_be_made_anew() {
             name: "half".to_owned(),
             device_bytes: 64 << 20,
             extent_size: 64 << 10,
+            only_begun: false,
         };
         assert!(hosts.this.client.create_cell(request).await.unwrap().into_inner().changed);
     }

@@ -200,16 +200,19 @@ async fn a_cell_that_another_node_deletes_meanwhile_is_not_made_again() {
         rig.fake.before("take_cell", Rival::Deletes);
         let error = bring(&service, &cell, Aim::Alone).await.unwrap_err();
         assert_eq!((error.code(), rig.fake.cells(GROUP).len()), (Code::NotFound, 0));
-        // Neither while one that was begun is looked at.
-        make(&service, request("pvc-1")).await;
-        rig.fake.move_cell(GROUP, &cell.cell, 0);
-        rig.fake.change_group(GROUP, |group| {
-            group.cells.get_mut(&cell.cell).unwrap().is_begun = true;
-        });
-        rig.fake.refuse(Some("take_cell"));
-        rig.fake.before("take_cell", Rival::Deletes);
-        bring(&service, &cell, Aim::Alone).await.unwrap_err();
-        assert!(rig.fake.cells(GROUP).is_empty());
+        // Neither one that was begun.
+        for call in ["take_cell", "create_cell"] {
+            make(&service, request("pvc-1")).await;
+            rig.fake.move_cell(GROUP, &cell.cell, 0);
+            rig.fake.change_group(GROUP, |group| {
+                group.cells.get_mut(&cell.cell).unwrap().is_begun = true;
+            });
+            rig.fake.refuse(Some("take_cell"));
+            rig.fake.before(call, Rival::Deletes);
+            bring(&service, &cell, Aim::Alone).await.unwrap_err();
+            assert!(rig.fake.cells(GROUP).is_empty(), "{call}");
+            rig.fake.refuse(None);
+        }
     }
 }
 

@@ -161,6 +161,7 @@ impl State {
             }
             Some(cell) if cell.holder == HOST => return Ok(v1::CreateCellResponse::default()),
             Some(_) => return Err(in_use(format!("cell {} exists", asked.name))),
+            None if asked.only_begun => return Err(absent(&asked.name)),
             None if asked.device_bytes > group.free => {
                 let message = format!("volume group {} is full", asked.group);
                 return Err(refused(ErrorKind::NoSpace, Code::ResourceExhausted, message));
