@@ -303,9 +303,10 @@ impl Control {
         cell: &Cell,
     ) -> Result<Option<u64>, Error> {
         if let Some(known) = self.pool_in(cell) {
-            // It failed, or a call has closed it: it keeps its attachments.
+            // It failed, or a call has closed it: it keeps its attachments. Where it serves, a task
+            // that opens what could not be opened before was faster.
             let name = &known.config.name;
-            if known.state.is_ok() {
+            if known.state.is_ok() && known.failure().is_some() {
                 self.close_pool(name, How::Call { force: true }).await.map_err(Error::from)?;
             }
             self.reopen_pool(name).await?;

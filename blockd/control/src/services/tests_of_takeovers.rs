@@ -1,8 +1,12 @@
 //! Takeovers that are interrupted, by a loss of power of the host that takes or by another host.
 //! And hosts that are fenced, can't join a group, or wait for a cell.
 
+use std::sync::Arc;
+
 use blockd_api::v1;
+use blockd_engine::pool::VolumeId;
 use blockd_hosts::{Coordinator as _, Fence as _, HostNumber, Key};
+use blockd_serve::worker::ConnectionInfo;
 
 use super::cells::cell_name;
 use super::testing::folder_on_disk;
@@ -131,5 +135,33 @@ async fn cells_are_opened_when_their_disks_answer_after_the_start() {
     let error = control.open_pool(&known.config).await.unwrap_err().to_string();
     assert!(error.contains("have not answered yet"), "{error}");
     control.watch_groups().await;
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_pool_that_is_opened_while_its_cell_is_taken_is_not_closed() {
+    let mut hosts = attached().await;
+    let (control, data_path) = (hosts.this.control.clone(), Arc::clone(&hosts.this.data_path));
+    let (known, handle) = (control.known("one").unwrap(), control.pool("one").unwrap());
+    let volume = VolumeId(control.0.attachments.get("one", "v").unwrap().record.id);
+    handle.close().await.unwrap();
+    *data_path.refuses_pools.lock() = Some("not yet".to_owned());
+    control.open_pool(&known.config).await.unwrap_err();
+    *data_path.refuses_pools.lock() = None;
+    let connection = ConnectionInfo { pool: handle.id(), volume, ..Default::default() };
+    data_path.connections.lock().push(connection);
+    // As the task does it that opens pools once their disks answer.
+    let (opening, runtime) = (control.clone(), tokio::runtime::Handle::current());
+    let reopen = move || runtime.block_on(opening.reopen_pool("one")).unwrap();
+    hosts.array.before("take one", reopen);
+    let mut events = control.events().reader(false, "one".to_owned());
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    control.events().close();
+    let mut kinds = Vec::new();
+    while let Some(event) = events.next().await {
+        kinds.push(event.kind());
+    }
+    assert!(!kinds.contains(&v1::EventKind::PoolClosed), "{kinds:?}");
+    assert_eq!(data_path.connections.lock().len(), 1, "its client was disconnected");
     assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
 }
