@@ -263,6 +263,8 @@ impl Control {
             None if asked.only_begun => return Err(Error::not_found("cell", name.as_str())),
             None => {
                 check_size("device_bytes", bytes, extent_size)?;
+                // Of a former cell, which another host has deleted.
+                self.note_taking(&group, &name, None).await?;
                 let cell = name.clone();
                 self.coordinate(&group, move |leases| leases.create(&cell, bytes)).await?
             }
@@ -390,6 +392,7 @@ impl Control {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
         let _one = self.lock_cell(&group, &name).await;
         let Some(found) = self.find_cell(&group, &name).await? else {
+            self.note_taking(&group, &name, None).await?;
             return Ok(v1::DeleteCellResponse::default());
         };
         let found = match found.holder {

@@ -10,7 +10,7 @@ use blockd_mapper::io::Page;
 
 use super::tests_of_cells::{GROUP, Hosts, THIS, creation, releasing, states, taking, volumes};
 
-fn deletion(name: &str) -> v1::DeleteCellRequest {
+pub(super) fn deletion(name: &str) -> v1::DeleteCellRequest {
     v1::DeleteCellRequest { group: GROUP.to_owned(), name: name.to_owned(), force: false }
 }
 

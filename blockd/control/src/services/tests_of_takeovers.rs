@@ -10,6 +10,7 @@ use blockd_serve::worker::ConnectionInfo;
 
 use super::cells::cell_name;
 use super::testing::folder_on_disk;
+use super::tests_of_begun::deletion;
 use super::tests_of_cells::{
     CELL, GROUP, Hosts, OTHER, THIS, attached, creation, handing, taking, volumes,
 };
@@ -164,4 +165,44 @@ async fn a_pool_that_is_opened_while_its_cell_is_taken_is_not_closed() {
     assert!(!kinds.contains(&v1::EventKind::PoolClosed), "{kinds:?}");
     assert_eq!(data_path.connections.lock().len(), 1, "its client was disconnected");
     assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_takeover_that_did_not_end_does_not_count_for_a_later_cell() {
+    let name = cell_name("one").unwrap();
+    for is_deleted_again in [false, true] {
+        let mut hosts = Hosts::new().await;
+        hosts.create("one").await;
+        hosts.die("one").await;
+        hosts.array.before("take one", || false);
+        hosts.other.client.take_cell(taking("one", true)).await.unwrap_err();
+        hosts.boot_other().await;
+        hosts.boot_this().await;
+        hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+        let forced = v1::DeleteCellRequest { force: true, ..deletion("one") };
+        assert!(hosts.this.client.delete_cell(forced).await.unwrap().into_inner().changed);
+        let group = hosts.other.control.group(GROUP).unwrap();
+        assert!(group.member().taking(&name).is_some());
+        let client = &mut hosts.other.client;
+        let changed = match is_deleted_again {
+            true => client.delete_cell(deletion("one")).await.unwrap().into_inner().changed,
+            false => client.create_cell(creation("one")).await.unwrap().into_inner().changed,
+        };
+        assert_eq!(changed, !is_deleted_again);
+        assert!(group.member().taking(&name).is_none(), "{is_deleted_again}");
+    }
+}
+
+#[tokio::test]
+async fn a_cell_whose_takeover_ended_unnoted_is_handed_over() {
+    let mut hosts = attached().await;
+    let group = hosts.this.control.group(GROUP).unwrap();
+    let name = cell_name("one").unwrap();
+    let note = |member: &mut super::groups::Membership| {
+        member.set_taking(&name, Some(Key::new(OTHER, 7)));
+    };
+    hosts.this.control.0.groups.change(&group, note).unwrap();
+    assert!(hosts.this.control.hand_over(handing()).await.unwrap());
+    hosts.other.client.take_cell(taking("one", false)).await.unwrap();
+    assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
 }
