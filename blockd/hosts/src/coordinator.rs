@@ -103,6 +103,12 @@ pub trait Coordinator: Send + Sync {
     /// If this host does not have it.
     fn finish(&self, name: &CellName) -> Result<(), HostsError>;
 
+    /// Marks a cell that this host has as new again, durably, before its pool is erased.
+    ///
+    /// # Errors
+    /// If this host does not have it.
+    fn mark_new(&self, name: &CellName) -> Result<(), HostsError>;
+
     /// Takes the lease of a cell (H2). Nothing is changed where this host has it.
     ///
     /// # Errors

@@ -305,6 +305,11 @@ impl Coordinator for Folder {
         self.remove_note(name, NEW)
     }
 
+    fn mark_new(&self, name: &CellName) -> Result<(), HostsError> {
+        self.held(name)?;
+        self.make_note(name, NEW)
+    }
+
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
         let held = |cell: &Cell| match &cell.holder {
             Holder::Other(owner) => {

@@ -92,8 +92,8 @@ impl Array {
         Self(Arc::new(Mutex::new(state)), Arc::default())
     }
 
-    /// Runs this before the next step of that name, which fails if it returns false. A look at the
-    /// keys, "keys", is one as well, and is not listed.
+    /// Runs this before the next step of that name, which fails if it returns false. "keys", a look
+    /// at the keys, "mark one" and "remove one" are steps as well, and are not listed.
     pub fn before(&self, step: &str, intervene: impl FnOnce() -> bool + Send + 'static) {
         self.1.lock().before.push((step.to_owned(), Box::new(intervene)));
     }
@@ -309,6 +309,15 @@ impl Coordinator for Member {
         })
     }
 
+    fn mark_new(&self, name: &CellName) -> Result<(), HostsError> {
+        self.array.intervene(&format!("mark {name}"))?;
+        self.with(|state| {
+            self.held(state, name)?;
+            state.cells.entry(name.clone()).and_modify(|entry| entry.is_new = true);
+            Ok(())
+        })
+    }
+
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
         self.array.step(format!("take {name}"))?;
         self.with(|state| {
@@ -364,6 +373,7 @@ impl Coordinator for Member {
     }
 
     fn remove(&self, name: &CellName) -> Result<(), HostsError> {
+        self.array.intervene(&format!("remove {name}"))?;
         self.with(|state| {
             let entry = self.held(state, name)?;
             let path = state.cell(name, entry, self.host).path;

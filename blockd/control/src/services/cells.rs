@@ -12,7 +12,7 @@ use blockd_mapper::error::MapperError;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, to_wire};
 
-use super::begun::check_size;
+use super::begun::{check_size, is_obtainable};
 use super::closing::How;
 use super::dead_record::DeadHosts;
 use super::groups::{Group, Membership};
@@ -384,7 +384,8 @@ impl Control {
         Err(Error::in_use(format!("cell {}", cell.name), problem))
     }
 
-    /// Deletes a cell that this host has. One without a pool is deleted wherever no host has it.
+    /// Deletes a cell that this host has. Where no host has it, one without a pool, or with force
+    /// any.
     pub(super) async fn delete_cell(
         &self,
         asked: v1::DeleteCellRequest,
@@ -397,6 +398,9 @@ impl Control {
         };
         let found = match found.holder {
             Holder::This => found,
+            _ if asked.force && is_obtainable(&group, &found) => {
+                self.acquire_cell(&group, &name, None).await?
+            }
             _ => {
                 let held = self.acquire_unmade(&group, &found).await?;
                 held.ok_or_else(|| HostsError::NotHeld { cell: name.clone() })?

@@ -17,7 +17,8 @@ use report::{Group, Volume};
 
 /// Goes before a cell's name in the name of its logical volume.
 const PREFIX: &str = "cell-";
-/// A tag of a cell's logical volume whose space may hold what a former one has left there.
+/// A tag of a cell's logical volume whose space may hold what a former one has left there, or what
+/// is left of a pool that was being erased.
 const NEW_TAG: &str = "blockd.new";
 /// A tag of the volume group that names a host's key: `blockd.key.<host>.<key>`.
 const KEY_TAG: &str = "blockd.key.";
@@ -124,6 +125,15 @@ impl Lvm {
         let number = number.filter(|number| (1..=2000).contains(number));
         let problem = "needs this host's number: set local/host_id in lvmlocal.conf, 1 to 2000";
         number.map(HostNumber).ok_or_else(|| self.unsuitable(problem.to_owned()))
+    }
+
+    /// Adds or removes the mark of a new cell, which this host has to have.
+    fn change_mark(&self, name: &CellName, change: &str) -> Result<(), HostsError> {
+        if !self.volume(name)?.is_active {
+            return Err(HostsError::NotHeld { cell: name.clone() });
+        }
+        let changed = self.commands.run("lvchange", &[change, NEW_TAG, &self.path(name)]);
+        changed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
     fn path(&self, name: &CellName) -> String {
@@ -289,12 +299,11 @@ impl Coordinator for Lvm {
     }
 
     fn finish(&self, name: &CellName) -> Result<(), HostsError> {
-        if !self.volume(name)?.is_active {
-            return Err(HostsError::NotHeld { cell: name.clone() });
-        }
-        let path = self.path(name);
-        let finished = self.commands.run("lvchange", &["--deltag", NEW_TAG, &path]);
-        finished.map(drop).map_err(|refusal| self.cell_error(refusal, name))
+        self.change_mark(name, "--deltag")
+    }
+
+    fn mark_new(&self, name: &CellName) -> Result<(), HostsError> {
+        self.change_mark(name, "--addtag")
     }
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {

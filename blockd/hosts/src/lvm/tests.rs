@@ -181,6 +181,18 @@ fn a_cell_is_made_for_this_host_alone_and_grows_only_where_it_is_held() {
 }
 
 #[test]
+fn a_cell_that_this_host_has_is_marked_as_new_and_as_made() {
+    let (lvm, lines) = group(&[("lvs", VOLUMES), ("lvchange", "")], "");
+    lvm.mark_new(&cell("one")).unwrap();
+    assert_eq!(lines.lock().last().unwrap(), "lvchange --addtag blockd.new san/cell-one");
+    lvm.finish(&cell("one")).unwrap();
+    assert_eq!(lines.lock().last().unwrap(), "lvchange --deltag blockd.new san/cell-one");
+    for refused in [lvm.mark_new(&cell("two")), lvm.finish(&cell("two"))] {
+        assert!(matches!(refused, Err(HostsError::NotHeld { .. })), "{refused:?}");
+    }
+}
+
+#[test]
 fn a_cell_grows_by_whole_extents() {
     let (lvm, lines) = group(&[("vgs", GROUP), ("lvextend", ""), ("lvs", VOLUMES)], "");
     lvm.extend(&cell("one"), (8 << 20) + 1).unwrap();
