@@ -71,7 +71,20 @@ pub trait Coordinator: Send + Sync {
     /// If the directory can't be read.
     fn address_of(&self, host: HostNumber) -> Result<Option<String>, HostsError>;
 
-    /// Removes what the directory has of another host: its key and its address. `key` is its
+    /// Writes the number of a host's node, by which pools name their last owner, in place of a
+    /// former one.
+    ///
+    /// # Errors
+    /// If the directory can't be written.
+    fn publish_node(&self, host: HostNumber, node: u32) -> Result<(), HostsError>;
+
+    /// The nodes of hosts, as they were last published. Older releases publish none.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    fn nodes(&self) -> Result<Vec<(HostNumber, u32)>, HostsError>;
+
+    /// Removes what the directory has of another host: its key, address and node. `key` is its
     /// present key, if it has one. Nothing is changed where there is nothing of it.
     ///
     /// # Errors

@@ -48,6 +48,7 @@ struct State {
     /// In the directory.
     published: BTreeMap<HostNumber, Key>,
     addresses: BTreeMap<HostNumber, String>,
+    nodes: BTreeMap<HostNumber, u32>,
     is_away: bool,
     /// Hosts whose membership the coordinator has ended: their leases may be taken.
     lapsed: BTreeSet<HostNumber>,
@@ -83,6 +84,7 @@ impl Array {
             keys: BTreeSet::new(),
             published: BTreeMap::new(),
             addresses: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             is_away: false,
             lapsed: BTreeSet::new(),
             boots: BTreeMap::new(),
@@ -266,6 +268,17 @@ impl Coordinator for Member {
         Ok(state.addresses.get(&host).filter(|address| !address.is_empty()).cloned())
     }
 
+    fn publish_node(&self, host: HostNumber, node: u32) -> Result<(), HostsError> {
+        self.with(|state| {
+            state.nodes.insert(host, node);
+            Ok(())
+        })
+    }
+
+    fn nodes(&self) -> Result<Vec<(HostNumber, u32)>, HostsError> {
+        Ok(self.array.0.lock().nodes.iter().map(|(host, node)| (*host, *node)).collect())
+    }
+
     fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError> {
         self.with(|state| {
             if state.published.get(&host).copied() != key {
@@ -273,6 +286,7 @@ impl Coordinator for Member {
             }
             state.published.remove(&host);
             state.addresses.remove(&host);
+            state.nodes.remove(&host);
             Ok(())
         })
     }

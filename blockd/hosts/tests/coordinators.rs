@@ -63,6 +63,10 @@ fn lives(coordinator: &dyn Coordinator) {
     for refused in absent.into_iter().chain([coordinator.remove(&none)]) {
         assert!(matches!(refused, Err(HostsError::NotFound { .. })), "{refused:?}");
     }
+    for node in [7, 7, u32::MAX] {
+        coordinator.publish_node(HOST, node).unwrap();
+        assert_eq!(coordinator.nodes().unwrap(), [(HOST, node)]);
+    }
     assert_eq!(coordinator.address_of(HOST).unwrap(), None);
     for address in ["host-a:7020", "[::1]:7020"] {
         coordinator.publish_address(HOST, address).unwrap();

@@ -327,8 +327,11 @@ impl Control {
         let own = self.node().map_or(0, |node| node.number());
         let mut changes = 0;
         if let Some(key) = group.member().taking(&cell.name) {
-            if !newest.clean {
-                if newest.node != own {
+            let is_own = newest.node == own;
+            if !newest.clean
+                && (is_own || !self.is_of_another(group, key.host(), newest.node).await?)
+            {
+                if !is_own {
                     self.refuse_returned(group, &cell.name, key).await?;
                 }
                 // H7: a loss of power of the host that had it, which may have this one's number

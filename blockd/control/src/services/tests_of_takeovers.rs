@@ -9,10 +9,10 @@ use blockd_hosts::{Coordinator as _, Fence as _, HostNumber, Key};
 use blockd_serve::worker::ConnectionInfo;
 
 use super::cells::cell_name;
-use super::testing::folder_on_disk;
+use super::testing::{Rig, folder_on_disk};
 use super::tests_of_begun::deletion;
 use super::tests_of_cells::{
-    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, handing, taking, volumes,
+    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, die, handing, taking, volumes,
 };
 
 #[tokio::test]
@@ -205,4 +205,34 @@ async fn a_cell_whose_takeover_ended_unnoted_is_handed_over() {
     assert!(hosts.this.control.hand_over(handing()).await.unwrap());
     hosts.other.client.take_cell(taking("one", false)).await.unwrap();
     assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_cell_that_another_host_has_opened_since_is_not_recovered_by_an_old_takeover() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    let (member, name) = (hosts.array.member(HostNumber(3)), cell_name("one").unwrap());
+    let mut third = Rig::of_other_node("5f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f").await;
+    third.control.0.groups.add_simulated(GROUP, member.clone());
+    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    third.client.add_volume_group(request).await.unwrap();
+    // It takes the cell as well, and waits for the lease that the first one to fence ends.
+    let group = third.control.group(GROUP).unwrap();
+    let key = group.key_of(THIS).unwrap();
+    let note = |member: &mut super::groups::Membership| member.set_taking(&name, Some(key));
+    third.control.0.groups.change(&group, note).unwrap();
+    let faster = (member.clone(), name.clone());
+    hosts.array.before("take one", move || faster.0.acquire(&faster.1).is_ok());
+    let error = hosts.other.client.take_cell(taking("one", true)).await.unwrap_err();
+    assert!(error.message().contains("cell one is held by host 3"), "{error}");
+    third.client.take_cell(taking("one", false)).await.unwrap();
+    die(&third, "one").await;
+    member.release(&name).unwrap();
+    let error = hosts.other.client.take_cell(taking("one", false)).await.unwrap_err();
+    assert!(error.message().contains("on another node, 5f2b8c1d-..., which has not"), "{error}");
+    // Its node takes it back.
+    third.control.forget_pool("one").await.unwrap();
+    third.client.take_cell(taking("one", false)).await.unwrap();
+    assert_eq!(volumes(&mut third, "one").await, ["v"]);
 }

@@ -24,6 +24,8 @@ const NEW_TAG: &str = "blockd.new";
 const KEY_TAG: &str = "blockd.key.";
 /// A tag of the volume group with the address of a host's daemon: `blockd.at.<host>.<address>`.
 const ADDRESS_TAG: &str = "blockd.at.";
+/// A tag of the volume group with the number of a host's node: `blockd.node.<host>.<number>`.
+const NODE_TAG: &str = "blockd.node.";
 /// Most bytes of an address: a tag has at most 1,024 (lvm(8)), a host's name 253 (RFC 1035).
 const MAX_ADDRESS: usize = 512;
 /// Sanlock keeps leases in its own logical volume, which LVM makes with the group.
@@ -244,6 +246,15 @@ impl Coordinator for Lvm {
         Ok(self.group()?.tags.iter().find_map(|tag| tag_address(tag, host)))
     }
 
+    fn publish_node(&self, host: HostNumber, node: u32) -> Result<(), HostsError> {
+        let own = |tag: &str| tag_node(tag).is_some_and(|(of, _)| of == host);
+        self.set_tag(own, Some(format!("{NODE_TAG}{host}.{node:08x}")))
+    }
+
+    fn nodes(&self) -> Result<Vec<(HostNumber, u32)>, HostsError> {
+        Ok(self.group()?.tags.iter().filter_map(|tag| tag_node(tag)).collect())
+    }
+
     fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError> {
         let group = self.group()?;
         let key_in = |group: &Group| keys(&group.tags).into_iter().find(|key| key.host() == host);
@@ -251,7 +262,9 @@ impl Coordinator for Lvm {
             return Err(HostsError::CameBack { host });
         }
         let is_its = |tag: &&String| {
-            tag_key(tag).is_some_and(|one| Some(one) == key) || tag_address(tag, host).is_some()
+            tag_key(tag).is_some_and(|one| Some(one) == key)
+                || tag_address(tag, host).is_some()
+                || tag_node(tag).is_some_and(|(of, _)| of == host)
         };
         let tags: Vec<&String> = group.tags.iter().filter(is_its).collect();
         if tags.is_empty() {
@@ -266,10 +279,9 @@ impl Coordinator for Lvm {
         if after.is_none() || after == key {
             return Ok(());
         }
-        // It has written its new key since they were read. Its address may be the same as before.
-        let address = tags.iter().find(|tag| tag_address(tag, host).is_some());
-        if let Some(address) = address {
-            self.set_tag(|_| false, Some((*address).clone()))?;
+        // It has written its new key since they were read. The rest may be the same as before.
+        for tag in tags.into_iter().filter(|tag| tag_key(tag).is_none()) {
+            self.set_tag(|_| false, Some(tag.clone()))?;
         }
         Err(HostsError::CameBack { host })
     }
@@ -411,6 +423,11 @@ fn tag_address(tag: &str, host: HostNumber) -> Option<String> {
         Some((ip, port)) => format!("[{ip}]{port}"),
         None => text.to_owned(),
     })
+}
+
+fn tag_node(tag: &str) -> Option<(HostNumber, u32)> {
+    let (host, node) = tag.strip_prefix(NODE_TAG)?.split_once('.')?;
+    Some((HostNumber(host.parse().ok()?), u32::from_str_radix(node, 16).ok()?))
 }
 
 fn keys(tags: &[String]) -> Vec<Key> {
