@@ -80,7 +80,8 @@ pub struct Cell {
     pub path: PathBuf,
     /// The host that has it.
     pub holder: Holder,
-    /// Whether its device still has what its space held before the cell was made.
+    /// No pool is kept in it: its device has what its space held before the cell was made, or what
+    /// is left of a pool that was being erased.
     pub is_new: bool,
 }
 

@@ -71,7 +71,20 @@ pub trait Coordinator: Send + Sync {
     /// If the directory can't be read.
     fn address_of(&self, host: HostNumber) -> Result<Option<String>, HostsError>;
 
-    /// Removes what the directory has of another host: its key and its address. `key` is its
+    /// Writes the number of a host's node, by which pools name their last owner, in place of a
+    /// former one.
+    ///
+    /// # Errors
+    /// If the directory can't be written.
+    fn publish_node(&self, host: HostNumber, node: u32) -> Result<(), HostsError>;
+
+    /// The nodes of hosts, as they were last published. Older releases publish none.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    fn nodes(&self) -> Result<Vec<(HostNumber, u32)>, HostsError>;
+
+    /// Removes what the directory has of another host: its key, address and node. `key` is its
     /// present key, if it has one. Nothing is changed where there is nothing of it.
     ///
     /// # Errors
@@ -102,6 +115,12 @@ pub trait Coordinator: Send + Sync {
     /// # Errors
     /// If this host does not have it.
     fn finish(&self, name: &CellName) -> Result<(), HostsError>;
+
+    /// Marks a cell that this host has as new again, durably, before its pool is erased.
+    ///
+    /// # Errors
+    /// If this host does not have it.
+    fn mark_new(&self, name: &CellName) -> Result<(), HostsError>;
 
     /// Takes the lease of a cell (H2). Nothing is changed where this host has it.
     ///

@@ -24,6 +24,8 @@ const HELD: &str = "_held";
 const NEW: &str = "_new";
 /// Goes before a host's number in the name of the file with its address.
 const ADDRESS: &str = "host-";
+/// And in that of the file with its node.
+const NODE: &str = "node-";
 
 /// A folder of cells. Clones have the same lock.
 #[derive(Clone, Debug)]
@@ -99,6 +101,10 @@ impl Folder {
 
     fn address_file(&self, host: HostNumber) -> PathBuf {
         self.path.join(format!("{ADDRESS}{host}"))
+    }
+
+    fn node_file(&self, host: HostNumber) -> PathBuf {
+        self.path.join(format!("{NODE}{host}"))
     }
 
     fn file(&self, name: &CellName) -> PathBuf {
@@ -237,12 +243,13 @@ impl Coordinator for Folder {
         if lock.noted()?.map(|noted| noted.key) != key {
             return Err(HostsError::CameBack { host });
         }
-        let address = self.address_file(host);
-        match fs::remove_file(&address) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("remove", &address)(error));
+        for file in [self.address_file(host), self.node_file(host)] {
+            match fs::remove_file(&file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(failed("remove", &file)(error));
+                }
+                _ => {}
             }
-            _ => {}
         }
         lock.note(None)?;
         self.sync()
@@ -268,6 +275,28 @@ impl Coordinator for Folder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failed("read", &path)(error)),
         }
+    }
+
+    fn publish_node(&self, host: HostNumber, node: u32) -> Result<(), HostsError> {
+        let (path, text) = (self.node_file(host), format!("{node:08x}"));
+        if fs::read_to_string(&path).unwrap_or_default() == text {
+            return Ok(());
+        }
+        self.write(&path, &text, true)
+    }
+
+    fn nodes(&self) -> Result<Vec<(HostNumber, u32)>, HostsError> {
+        let mut nodes = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(failed("read", &self.path))? {
+            let entry = entry.map_err(failed("read", &self.path))?;
+            let name = entry.file_name();
+            let host = name.to_str().and_then(|name| name.strip_prefix(NODE)?.parse().ok());
+            let Some(host) = host.map(HostNumber) else { continue };
+            let path = self.node_file(host);
+            let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
+            nodes.extend(u32::from_str_radix(&text, 16).ok().map(|node| (host, node)));
+        }
+        Ok(nodes)
     }
 
     fn space(&self) -> Result<Space, HostsError> {
@@ -303,6 +332,11 @@ impl Coordinator for Folder {
     fn finish(&self, name: &CellName) -> Result<(), HostsError> {
         self.held(name)?;
         self.remove_note(name, NEW)
+    }
+
+    fn mark_new(&self, name: &CellName) -> Result<(), HostsError> {
+        self.held(name)?;
+        self.make_note(name, NEW)
     }
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
@@ -471,7 +505,9 @@ mod tests {
         let error = here.forget_host(TWO, Some(key)).unwrap_err();
         assert!(matches!(error, HostsError::CameBack { host: TWO }), "{error}");
         assert!(here.address_of(TWO).unwrap().is_some());
+        here.publish_node(TWO, 9).unwrap();
         here.forget_host(TWO, Some(Key::new(TWO, 8))).unwrap();
+        assert!(here.nodes().unwrap().is_empty());
         assert_eq!(here.keys().unwrap(), [Key::new(ONE, 1)]);
         assert_eq!(here.address_of(TWO).unwrap(), None);
         here.forget_host(TWO, None).unwrap();

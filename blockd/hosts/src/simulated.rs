@@ -48,6 +48,7 @@ struct State {
     /// In the directory.
     published: BTreeMap<HostNumber, Key>,
     addresses: BTreeMap<HostNumber, String>,
+    nodes: BTreeMap<HostNumber, u32>,
     is_away: bool,
     /// Hosts whose membership the coordinator has ended: their leases may be taken.
     lapsed: BTreeSet<HostNumber>,
@@ -83,6 +84,7 @@ impl Array {
             keys: BTreeSet::new(),
             published: BTreeMap::new(),
             addresses: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             is_away: false,
             lapsed: BTreeSet::new(),
             boots: BTreeMap::new(),
@@ -92,8 +94,8 @@ impl Array {
         Self(Arc::new(Mutex::new(state)), Arc::default())
     }
 
-    /// Runs this before the next step of that name, which fails if it returns false. A look at the
-    /// keys, "keys", is one as well, and is not listed.
+    /// Runs this before the next step of that name, which fails if it returns false. "keys", a look
+    /// at the keys, "mark one" and "remove one" are steps as well, and are not listed.
     pub fn before(&self, step: &str, intervene: impl FnOnce() -> bool + Send + 'static) {
         self.1.lock().before.push((step.to_owned(), Box::new(intervene)));
     }
@@ -266,6 +268,17 @@ impl Coordinator for Member {
         Ok(state.addresses.get(&host).filter(|address| !address.is_empty()).cloned())
     }
 
+    fn publish_node(&self, host: HostNumber, node: u32) -> Result<(), HostsError> {
+        self.with(|state| {
+            state.nodes.insert(host, node);
+            Ok(())
+        })
+    }
+
+    fn nodes(&self) -> Result<Vec<(HostNumber, u32)>, HostsError> {
+        Ok(self.array.0.lock().nodes.iter().map(|(host, node)| (*host, *node)).collect())
+    }
+
     fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError> {
         self.with(|state| {
             if state.published.get(&host).copied() != key {
@@ -273,6 +286,7 @@ impl Coordinator for Member {
             }
             state.published.remove(&host);
             state.addresses.remove(&host);
+            state.nodes.remove(&host);
             Ok(())
         })
     }
@@ -305,6 +319,15 @@ impl Coordinator for Member {
         self.with(|state| {
             self.held(state, name)?;
             state.cells.entry(name.clone()).and_modify(|entry| entry.is_new = false);
+            Ok(())
+        })
+    }
+
+    fn mark_new(&self, name: &CellName) -> Result<(), HostsError> {
+        self.array.intervene(&format!("mark {name}"))?;
+        self.with(|state| {
+            self.held(state, name)?;
+            state.cells.entry(name.clone()).and_modify(|entry| entry.is_new = true);
             Ok(())
         })
     }
@@ -364,6 +387,7 @@ impl Coordinator for Member {
     }
 
     fn remove(&self, name: &CellName) -> Result<(), HostsError> {
+        self.array.intervene(&format!("remove {name}"))?;
         self.with(|state| {
             let entry = self.held(state, name)?;
             let path = state.cell(name, entry, self.host).path;

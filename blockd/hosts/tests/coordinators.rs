@@ -35,6 +35,11 @@ fn lives(coordinator: &dyn Coordinator) {
         assert!(!coordinator.cells().unwrap()[0].is_new);
     }
     for _ in 0..2 {
+        coordinator.mark_new(&one).unwrap();
+        assert!(coordinator.cells().unwrap()[0].is_new);
+    }
+    coordinator.finish(&one).unwrap();
+    for _ in 0..2 {
         assert_eq!(coordinator.acquire(&one).unwrap().holder, Holder::This);
         assert_eq!(coordinator.extend(&one, 16 * MIB).unwrap(), 16 * MIB);
     }
@@ -47,12 +52,20 @@ fn lives(coordinator: &dyn Coordinator) {
         coordinator.release(&one).unwrap();
         assert_eq!(coordinator.cells().unwrap()[0].holder, Holder::Free);
     }
-    for refused in [coordinator.extend(&one, 32 * MIB).map(drop), coordinator.remove(&one)] {
+    for refused in [
+        coordinator.extend(&one, 32 * MIB).map(drop),
+        coordinator.mark_new(&one),
+        coordinator.remove(&one),
+    ] {
         assert!(matches!(refused, Err(HostsError::NotHeld { .. })), "{refused:?}");
     }
     let absent = [coordinator.acquire(&none).map(drop), coordinator.release(&none)];
     for refused in absent.into_iter().chain([coordinator.remove(&none)]) {
         assert!(matches!(refused, Err(HostsError::NotFound { .. })), "{refused:?}");
+    }
+    for node in [7, 7, u32::MAX] {
+        coordinator.publish_node(HOST, node).unwrap();
+        assert_eq!(coordinator.nodes().unwrap(), [(HOST, node)]);
     }
     assert_eq!(coordinator.address_of(HOST).unwrap(), None);
     for address in ["host-a:7020", "[::1]:7020"] {

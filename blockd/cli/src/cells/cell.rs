@@ -143,7 +143,7 @@ pub(crate) struct Release {
     pub force: bool,
 }
 
-/// Delete a cell that this host has
+/// Delete a cell that this host has, or by force one that no host has
 ///
 /// Refused while it has volumes, unless forced.
 #[derive(Debug, clap::Args)]

@@ -57,13 +57,7 @@ impl Control {
         group: &Arc<Group>,
         cell: &Cell,
     ) -> Result<Option<Cell>, Error> {
-        let is_free = match &cell.holder {
-            Holder::This | Holder::Free => true,
-            // From before this host's last boot.
-            Holder::Other(owner) => owner.host == group.host(),
-            Holder::Unknown(_) => false,
-        };
-        if !is_free || self.pool_in(cell).is_some() {
+        if !is_obtainable(group, cell) || self.pool_in(cell).is_some() {
             return Ok(None);
         }
         let held = self.acquire_cell(group, &cell.name, None).await?;
@@ -89,6 +83,16 @@ impl Control {
             holds_no_pool(&path).map_err(|error| Error::file("read the ends of", &path, error))
         })
         .await
+    }
+}
+
+/// Whether this host has a cell, or can take it without another one.
+pub(super) fn is_obtainable(group: &Group, cell: &Cell) -> bool {
+    match &cell.holder {
+        Holder::This | Holder::Free => true,
+        // From before this host's last boot.
+        Holder::Other(owner) => owner.host == group.host(),
+        Holder::Unknown(_) => false,
     }
 }
 

@@ -12,7 +12,7 @@ use blockd_mapper::error::MapperError;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, to_wire};
 
-use super::begun::check_size;
+use super::begun::{check_size, is_obtainable};
 use super::closing::How;
 use super::dead_record::DeadHosts;
 use super::groups::{Group, Membership};
@@ -263,6 +263,8 @@ impl Control {
             None if asked.only_begun => return Err(Error::not_found("cell", name.as_str())),
             None => {
                 check_size("device_bytes", bytes, extent_size)?;
+                // Of a former cell, which another host has deleted.
+                self.note_taking(&group, &name, None).await?;
                 let cell = name.clone();
                 self.coordinate(&group, move |leases| leases.create(&cell, bytes)).await?
             }
@@ -303,9 +305,10 @@ impl Control {
         cell: &Cell,
     ) -> Result<Option<u64>, Error> {
         if let Some(known) = self.pool_in(cell) {
-            // It failed, or a call has closed it: it keeps its attachments.
+            // It failed, or a call has closed it: it keeps its attachments. Where it serves, a task
+            // that opens what could not be opened before was faster.
             let name = &known.config.name;
-            if known.state.is_ok() {
+            if known.state.is_ok() && known.failure().is_some() {
                 self.close_pool(name, How::Call { force: true }).await.map_err(Error::from)?;
             }
             self.reopen_pool(name).await?;
@@ -324,8 +327,11 @@ impl Control {
         let own = self.node().map_or(0, |node| node.number());
         let mut changes = 0;
         if let Some(key) = group.member().taking(&cell.name) {
-            if !newest.clean {
-                if newest.node != own {
+            let is_own = newest.node == own;
+            if !newest.clean
+                && (is_own || !self.is_of_another(group, key.host(), newest.node).await?)
+            {
+                if !is_own {
                     self.refuse_returned(group, &cell.name, key).await?;
                 }
                 // H7: a loss of power of the host that had it, which may have this one's number
@@ -381,7 +387,8 @@ impl Control {
         Err(Error::in_use(format!("cell {}", cell.name), problem))
     }
 
-    /// Deletes a cell that this host has. One without a pool is deleted wherever no host has it.
+    /// Deletes a cell that this host has. Where no host has it, one without a pool, or with force
+    /// any.
     pub(super) async fn delete_cell(
         &self,
         asked: v1::DeleteCellRequest,
@@ -389,10 +396,14 @@ impl Control {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
         let _one = self.lock_cell(&group, &name).await;
         let Some(found) = self.find_cell(&group, &name).await? else {
+            self.note_taking(&group, &name, None).await?;
             return Ok(v1::DeleteCellResponse::default());
         };
         let found = match found.holder {
             Holder::This => found,
+            _ if asked.force && is_obtainable(&group, &found) => {
+                self.acquire_cell(&group, &name, None).await?
+            }
             _ => {
                 let held = self.acquire_unmade(&group, &found).await?;
                 held.ok_or_else(|| HostsError::NotHeld { cell: name.clone() })?

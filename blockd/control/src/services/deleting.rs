@@ -1,5 +1,6 @@
 //! Deleting a pool: it is closed, forgotten, and erased from its devices, in this order. A crash in
-//! between leaves it whole, or forgotten.
+//! between leaves it whole, or forgotten. A cell is marked as new before its pool is erased: from
+//! there on it is made anew or deleted, wherever the erasure stops.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,10 @@ use super::opening::Remembered;
 use super::volumes::checked_name;
 use super::{Control, EventKind, Known, blocking, hex, pool_error};
 use crate::config::PoolConfig;
+
+/// The state of a pool whose cell could not be marked.
+const NOT_ERASED: &str =
+    "the pool is forgotten and was not erased: `blockd cell take` opens it again";
 
 /// A pool that is not open any more and is about to be erased.
 struct Doomed {
@@ -104,6 +109,7 @@ impl Control {
         let Some(erasing) = erasing else {
             return Ok(paths.iter().map(|path| erased(path, &[], &doomed.made)).collect());
         };
+        self.mark_cell(&paths).await?;
         let done = blocking(move || {
             let gone = erasing.erase(&doomed.made).map_err(|error| {
                 let error = pool_error(&doomed.config.name, error);
@@ -117,6 +123,15 @@ impl Control {
             Ok(paths.iter().map(|path| erased(path, &gone, &doomed.made)).collect())
         });
         done.await
+    }
+
+    /// Marks the cell in which a pool lies as new. The pool is forgotten before, and no other is
+    /// made or opened there: `blockd cell create` clears a cell that has the mark.
+    async fn mark_cell(&self, paths: &[PathBuf]) -> Result<(), Error> {
+        let found = paths.iter().find_map(|path| self.0.groups.cell_at(path));
+        let Some((group, cell)) = found else { return Ok(()) };
+        let marked = self.coordinate(&group, move |leases| leases.mark_new(&cell)).await;
+        marked.map_err(|error| error.with_note(NOT_ERASED))
     }
 
     /// Forgets a pool durably. With an error before the list of pools is written, the next start

@@ -24,6 +24,7 @@ use super::group_checks::{checked_group, checked_host, refuse_other_folder, refu
 use super::state_file::StateFile;
 use super::{Control, blocking};
 use crate::config::PoolConfig;
+use crate::node::NodeId;
 
 /// How long the devices of groups may take to answer before what does not need them goes on.
 const START_WAIT: Duration = Duration::from_secs(10);
@@ -60,6 +61,9 @@ pub(super) struct Membership {
     /// And the address of this host's daemon; empty where there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     address: String,
+    /// And the number of its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    node: Option<u32>,
     /// This incarnation may not use the group any more.
     lost: bool,
     /// Keys of other hosts that this host has removed.
@@ -426,6 +430,7 @@ impl Membership {
             devices: Vec::new(),
             is_published: false,
             address: String::new(),
+            node: None,
             lost: false,
             removed_keys: BTreeSet::new(),
         }
@@ -466,8 +471,9 @@ impl Membership {
         self.former_keys.drain(..surplus);
         (self.boot, self.host) = (this_boot(), host.0);
         (self.is_published, self.lost) = (false, false);
-        // Another host may have forgotten this one, with its address.
+        // Another host may have forgotten this one.
         self.address.clear();
+        self.node = None;
         self.devices.clear();
     }
 
@@ -553,9 +559,10 @@ impl Control {
     async fn enter_group(&self, group: &Arc<Group>) {
         self.look_at_membership(group).await;
         let member = group.member();
-        let has_other_address = member.address != self.0.options.hosts.published();
+        let is_outdated = member.address != self.0.options.hosts.published()
+            || member.node != self.node().map(NodeId::number);
         if !group.is_lost()
-            && (!member.is_registered() || has_other_address)
+            && (!member.is_registered() || is_outdated)
             && let Err(error) = self.join_group(group).await
         {
             tracing::info!(group = group.name, %error, "the group is not used yet");
@@ -673,6 +680,11 @@ impl Control {
                 published => published?,
             }
             self.0.groups.change(group, |member| member.is_published = true)?;
+        }
+        let node = self.node().map(NodeId::number);
+        if let Some(number) = node.filter(|_| member.node != node || !group.has_keys()) {
+            group.coordinator().publish_node(HostNumber(member.host), number)?;
+            self.0.groups.change(group, |member| member.node = node)?;
         }
         let address = self.0.options.hosts.published();
         // A folder is cheap to look at, and its hosts are forgotten without a boot.

@@ -14,6 +14,7 @@ use blockd_media::error::{Error, shown};
 use blockd_media::pool::{Access, Offline, PmemOptions, is_there, kind_of};
 use blockd_media::{lock_owner, same_device};
 
+use super::begun::unmade;
 use super::closing::How;
 use super::places::paths_of;
 use super::served::ServedPools;
@@ -129,7 +130,8 @@ impl Control {
         Ok((self.config_of_found(name, found), newest))
     }
 
-    /// Refuses devices that a pool of another name has, open or not, under whatever path.
+    /// Refuses devices that a pool of another name has, open or not, under whatever path. And those
+    /// of cells that are marked as new: `blockd cell create` would clear a pool in them.
     pub(super) async fn refuse_known_devices(
         &self,
         name: &str,
@@ -137,6 +139,13 @@ impl Control {
     ) -> Result<(), Error> {
         let others: Vec<_> =
             self.known_pools().into_iter().filter(|known| known.config.name != name).collect();
+        for path in paths {
+            let Some((group, cell)) = self.0.groups.cell_at(path) else { continue };
+            let found = self.find_cell(&group, &cell).await?;
+            if let Some(new) = found.filter(|found| found.is_new) {
+                return Err(unmade(&group, &new));
+            }
+        }
         let paths = paths.to_vec();
         blocking(move || {
             for known in others {

@@ -319,7 +319,7 @@ impl Control {
 
     async fn close_for_another(
         &self,
-        group: &Group,
+        group: &Arc<Group>,
         cell: &Cell,
         known: Known,
         only_unused: bool,
@@ -327,6 +327,9 @@ impl Control {
         let pool = known.config.name.clone();
         let _name = self.0.making_pools.lock(&pool).await;
         let handle = self.pool(&pool)?;
+        // A pool that serves has ended its takeover, though that may not have been remembered. Once
+        // it is closed, the note would keep the cell here, open nowhere.
+        self.note_taking(group, &cell.name, None).await?;
         let busy = || {
             let problem = "has requests that do not end, for want of space perhaps: it stays";
             Error::in_use(format!("cell {}", cell.name), problem)

@@ -218,6 +218,20 @@ impl Control {
         }
     }
 
+    /// Whether the last owner of a pool, by its node, is another host than the one that was fenced:
+    /// it has opened the pool since, and may have it open. A host of an older release has published
+    /// no node, and is taken for the one that was fenced.
+    pub(super) async fn is_of_another(
+        &self,
+        group: &Arc<Group>,
+        fenced: HostNumber,
+        node: u32,
+    ) -> Result<bool, Error> {
+        let nodes = self.coordinate(group, |leases| leases.nodes()).await?;
+        let is_its = nodes.contains(&(fenced, node));
+        Ok(!is_its && nodes.iter().any(|(_, of)| *of == node))
+    }
+
     /// Gives the lease of a cell back as it is, and says that its host has come back.
     async fn leave_to(
         &self,

@@ -10,8 +10,12 @@ use blockd_mapper::io::Page;
 
 use super::tests_of_cells::{GROUP, Hosts, THIS, creation, releasing, states, taking, volumes};
 
-fn deletion(name: &str) -> v1::DeleteCellRequest {
+pub(super) fn deletion(name: &str) -> v1::DeleteCellRequest {
     v1::DeleteCellRequest { group: GROUP.to_owned(), name: name.to_owned(), force: false }
+}
+
+fn forced_deletion(name: &str) -> v1::DeleteCellRequest {
+    v1::DeleteCellRequest { force: true, ..deletion(name) }
 }
 
 /// As the making of a pool begins.
@@ -132,4 +136,69 @@ async fn a_repeated_call_remembers_the_pool_that_the_first_one_could_not() {
         assert_eq!(remembered.len(), 1, "a repeated call remembers nothing");
         hosts.this.client.release_cell(releasing("one")).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_cell_whose_deletion_stopped_in_the_erasure_is_made_or_deleted_by_any_host() {
+    for makes in [true, false] {
+        let mut hosts = Hosts::new().await;
+        hosts.create("one").await;
+        hosts.array.before("remove one", || false);
+        hosts.this.client.delete_cell(forced_deletion("one")).await.unwrap_err();
+        // The erasure begins with the superblocks, and may not have come to the rest of the ends.
+        let cell = hosts.array.member(THIS).cells().unwrap().remove(0);
+        let file = std::fs::File::options().write(true).open(&cell.path).unwrap();
+        file.write_all_at(b"a part of the log", 128 << 10).unwrap();
+        let released = hosts.this.client.release_cell(releasing("one")).await.unwrap();
+        assert!(released.into_inner().changed);
+        let error = hosts.other.client.take_cell(taking("one", false)).await.unwrap_err();
+        assert!(error.message().contains("`blockd cell create` finishes it"), "{error}");
+        let client = &mut hosts.other.client;
+        let changed = match makes {
+            true => client.create_cell(creation("one")).await.unwrap().into_inner().changed,
+            false => client.delete_cell(deletion("one")).await.unwrap().into_inner().changed,
+        };
+        assert!(changed);
+    }
+}
+
+#[tokio::test]
+async fn a_deletion_that_can_not_mark_its_cell_erases_nothing() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.array.before("mark one", || false);
+    let error = hosts.this.client.delete_cell(forced_deletion("one")).await.unwrap_err();
+    assert!(error.message().contains("was not erased: `blockd cell take` opens it"), "{error}");
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_pool_whose_deletion_had_begun_is_not_imported() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let name = "one".to_owned();
+    let export = v1::ExportPoolRequest { name: name.clone(), force: false };
+    hosts.this.client.export_pool(export).await.unwrap();
+    let member = hosts.array.member(THIS);
+    member.mark_new(&CellName::parse("one").unwrap()).unwrap();
+    let paths = vec![member.cells().unwrap()[0].path.display().to_string()];
+    let import = v1::ImportPoolRequest { name, paths };
+    let error = hosts.this.client.import_pool(import).await.unwrap_err();
+    assert!(error.message().contains("`blockd cell create` finishes it"), "{error}");
+    hosts.create("one").await;
+}
+
+#[tokio::test]
+async fn a_cell_that_no_host_has_is_deleted_with_its_pool_by_force_alone() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let error = hosts.other.client.delete_cell(forced_deletion("one")).await.unwrap_err();
+    assert!(error.message().contains("not held by this host"), "{error}");
+    hosts.this.client.release_cell(releasing("one")).await.unwrap();
+    let error = hosts.other.client.delete_cell(deletion("one")).await.unwrap_err();
+    assert!(error.message().contains("not held by this host"), "{error}");
+    let deleted = hosts.other.client.delete_cell(forced_deletion("one")).await.unwrap();
+    assert!(deleted.into_inner().changed);
+    assert!(states(&mut hosts.this).await.is_empty());
 }

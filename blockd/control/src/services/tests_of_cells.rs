@@ -64,11 +64,16 @@ impl Hosts {
 
     /// This host stops at once: nothing is closed in order. Its locks are free.
     pub(super) async fn die(&self, cell: &str) {
-        let handle = self.this.control.pool(cell).unwrap();
-        let problem = "the host has died".to_owned();
-        handle.halt(MapperError::Device { name: "host".to_owned(), problem });
-        handle.abandon().await;
+        die(&self.this, cell).await;
     }
+}
+
+/// A host stops at once. Its locks are free.
+pub(super) async fn die(rig: &Rig, cell: &str) {
+    let handle = rig.control.pool(cell).unwrap();
+    let problem = "the host has died".to_owned();
+    handle.halt(MapperError::Device { name: "host".to_owned(), problem });
+    handle.abandon().await;
 }
 
 async fn boot(array: &Array, rig: &mut Rig, host: HostNumber) {

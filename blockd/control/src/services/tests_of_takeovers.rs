@@ -1,13 +1,18 @@
 //! Takeovers that are interrupted, by a loss of power of the host that takes or by another host.
 //! And hosts that are fenced, can't join a group, or wait for a cell.
 
+use std::sync::Arc;
+
 use blockd_api::v1;
+use blockd_engine::pool::VolumeId;
 use blockd_hosts::{Coordinator as _, Fence as _, HostNumber, Key};
+use blockd_serve::worker::ConnectionInfo;
 
 use super::cells::cell_name;
-use super::testing::folder_on_disk;
+use super::testing::{Rig, folder_on_disk};
+use super::tests_of_begun::deletion;
 use super::tests_of_cells::{
-    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, handing, taking, volumes,
+    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, die, handing, taking, volumes,
 };
 
 #[tokio::test]
@@ -132,4 +137,102 @@ async fn cells_are_opened_when_their_disks_answer_after_the_start() {
     assert!(error.contains("have not answered yet"), "{error}");
     control.watch_groups().await;
     assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_pool_that_is_opened_while_its_cell_is_taken_is_not_closed() {
+    let mut hosts = attached().await;
+    let (control, data_path) = (hosts.this.control.clone(), Arc::clone(&hosts.this.data_path));
+    let (known, handle) = (control.known("one").unwrap(), control.pool("one").unwrap());
+    let volume = VolumeId(control.0.attachments.get("one", "v").unwrap().record.id);
+    handle.close().await.unwrap();
+    *data_path.refuses_pools.lock() = Some("not yet".to_owned());
+    control.open_pool(&known.config).await.unwrap_err();
+    *data_path.refuses_pools.lock() = None;
+    let connection = ConnectionInfo { pool: handle.id(), volume, ..Default::default() };
+    data_path.connections.lock().push(connection);
+    // As the task does it that opens pools once their disks answer.
+    let (opening, runtime) = (control.clone(), tokio::runtime::Handle::current());
+    let reopen = move || runtime.block_on(opening.reopen_pool("one")).unwrap();
+    hosts.array.before("take one", reopen);
+    let mut events = control.events().reader(false, "one".to_owned());
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    control.events().close();
+    let mut kinds = Vec::new();
+    while let Some(event) = events.next().await {
+        kinds.push(event.kind());
+    }
+    assert!(!kinds.contains(&v1::EventKind::PoolClosed), "{kinds:?}");
+    assert_eq!(data_path.connections.lock().len(), 1, "its client was disconnected");
+    assert_eq!(volumes(&mut hosts.this, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_takeover_that_did_not_end_does_not_count_for_a_later_cell() {
+    let name = cell_name("one").unwrap();
+    for is_deleted_again in [false, true] {
+        let mut hosts = Hosts::new().await;
+        hosts.create("one").await;
+        hosts.die("one").await;
+        hosts.array.before("take one", || false);
+        hosts.other.client.take_cell(taking("one", true)).await.unwrap_err();
+        hosts.boot_other().await;
+        hosts.boot_this().await;
+        hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+        let forced = v1::DeleteCellRequest { force: true, ..deletion("one") };
+        assert!(hosts.this.client.delete_cell(forced).await.unwrap().into_inner().changed);
+        let group = hosts.other.control.group(GROUP).unwrap();
+        assert!(group.member().taking(&name).is_some());
+        let client = &mut hosts.other.client;
+        let changed = match is_deleted_again {
+            true => client.delete_cell(deletion("one")).await.unwrap().into_inner().changed,
+            false => client.create_cell(creation("one")).await.unwrap().into_inner().changed,
+        };
+        assert_eq!(changed, !is_deleted_again);
+        assert!(group.member().taking(&name).is_none(), "{is_deleted_again}");
+    }
+}
+
+#[tokio::test]
+async fn a_cell_whose_takeover_ended_unnoted_is_handed_over() {
+    let mut hosts = attached().await;
+    let group = hosts.this.control.group(GROUP).unwrap();
+    let name = cell_name("one").unwrap();
+    let note = |member: &mut super::groups::Membership| {
+        member.set_taking(&name, Some(Key::new(OTHER, 7)));
+    };
+    hosts.this.control.0.groups.change(&group, note).unwrap();
+    assert!(hosts.this.control.hand_over(handing()).await.unwrap());
+    hosts.other.client.take_cell(taking("one", false)).await.unwrap();
+    assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_cell_that_another_host_has_opened_since_is_not_recovered_by_an_old_takeover() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    let (member, name) = (hosts.array.member(HostNumber(3)), cell_name("one").unwrap());
+    let mut third = Rig::of_other_node("5f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f").await;
+    third.control.0.groups.add_simulated(GROUP, member.clone());
+    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    third.client.add_volume_group(request).await.unwrap();
+    // It takes the cell as well, and waits for the lease that the first one to fence ends.
+    let group = third.control.group(GROUP).unwrap();
+    let key = group.key_of(THIS).unwrap();
+    let note = |member: &mut super::groups::Membership| member.set_taking(&name, Some(key));
+    third.control.0.groups.change(&group, note).unwrap();
+    let faster = (member.clone(), name.clone());
+    hosts.array.before("take one", move || faster.0.acquire(&faster.1).is_ok());
+    let error = hosts.other.client.take_cell(taking("one", true)).await.unwrap_err();
+    assert!(error.message().contains("cell one is held by host 3"), "{error}");
+    third.client.take_cell(taking("one", false)).await.unwrap();
+    die(&third, "one").await;
+    member.release(&name).unwrap();
+    let error = hosts.other.client.take_cell(taking("one", false)).await.unwrap_err();
+    assert!(error.message().contains("on another node, 5f2b8c1d-..., which has not"), "{error}");
+    // Its node takes it back.
+    third.control.forget_pool("one").await.unwrap();
+    third.client.take_cell(taking("one", false)).await.unwrap();
+    assert_eq!(volumes(&mut third, "one").await, ["v"]);
 }

@@ -17,12 +17,15 @@ use report::{Group, Volume};
 
 /// Goes before a cell's name in the name of its logical volume.
 const PREFIX: &str = "cell-";
-/// A tag of a cell's logical volume whose space may hold what a former one has left there.
+/// A tag of a cell's logical volume whose space may hold what a former one has left there, or what
+/// is left of a pool that was being erased.
 const NEW_TAG: &str = "blockd.new";
 /// A tag of the volume group that names a host's key: `blockd.key.<host>.<key>`.
 const KEY_TAG: &str = "blockd.key.";
 /// A tag of the volume group with the address of a host's daemon: `blockd.at.<host>.<address>`.
 const ADDRESS_TAG: &str = "blockd.at.";
+/// A tag of the volume group with the number of a host's node: `blockd.node.<host>.<number>`.
+const NODE_TAG: &str = "blockd.node.";
 /// Most bytes of an address: a tag has at most 1,024 (lvm(8)), a host's name 253 (RFC 1035).
 const MAX_ADDRESS: usize = 512;
 /// Sanlock keeps leases in its own logical volume, which LVM makes with the group.
@@ -124,6 +127,15 @@ impl Lvm {
         let number = number.filter(|number| (1..=2000).contains(number));
         let problem = "needs this host's number: set local/host_id in lvmlocal.conf, 1 to 2000";
         number.map(HostNumber).ok_or_else(|| self.unsuitable(problem.to_owned()))
+    }
+
+    /// Adds or removes the mark of a new cell, which this host has to have.
+    fn change_mark(&self, name: &CellName, change: &str) -> Result<(), HostsError> {
+        if !self.volume(name)?.is_active {
+            return Err(HostsError::NotHeld { cell: name.clone() });
+        }
+        let changed = self.commands.run("lvchange", &[change, NEW_TAG, &self.path(name)]);
+        changed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
     fn path(&self, name: &CellName) -> String {
@@ -234,6 +246,15 @@ impl Coordinator for Lvm {
         Ok(self.group()?.tags.iter().find_map(|tag| tag_address(tag, host)))
     }
 
+    fn publish_node(&self, host: HostNumber, node: u32) -> Result<(), HostsError> {
+        let own = |tag: &str| tag_node(tag).is_some_and(|(of, _)| of == host);
+        self.set_tag(own, Some(format!("{NODE_TAG}{host}.{node:08x}")))
+    }
+
+    fn nodes(&self) -> Result<Vec<(HostNumber, u32)>, HostsError> {
+        Ok(self.group()?.tags.iter().filter_map(|tag| tag_node(tag)).collect())
+    }
+
     fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError> {
         let group = self.group()?;
         let key_in = |group: &Group| keys(&group.tags).into_iter().find(|key| key.host() == host);
@@ -241,7 +262,9 @@ impl Coordinator for Lvm {
             return Err(HostsError::CameBack { host });
         }
         let is_its = |tag: &&String| {
-            tag_key(tag).is_some_and(|one| Some(one) == key) || tag_address(tag, host).is_some()
+            tag_key(tag).is_some_and(|one| Some(one) == key)
+                || tag_address(tag, host).is_some()
+                || tag_node(tag).is_some_and(|(of, _)| of == host)
         };
         let tags: Vec<&String> = group.tags.iter().filter(is_its).collect();
         if tags.is_empty() {
@@ -256,10 +279,9 @@ impl Coordinator for Lvm {
         if after.is_none() || after == key {
             return Ok(());
         }
-        // It has written its new key since they were read. Its address may be the same as before.
-        let address = tags.iter().find(|tag| tag_address(tag, host).is_some());
-        if let Some(address) = address {
-            self.set_tag(|_| false, Some((*address).clone()))?;
+        // It has written its new key since they were read. The rest may be the same as before.
+        for tag in tags.into_iter().filter(|tag| tag_key(tag).is_none()) {
+            self.set_tag(|_| false, Some(tag.clone()))?;
         }
         Err(HostsError::CameBack { host })
     }
@@ -289,12 +311,11 @@ impl Coordinator for Lvm {
     }
 
     fn finish(&self, name: &CellName) -> Result<(), HostsError> {
-        if !self.volume(name)?.is_active {
-            return Err(HostsError::NotHeld { cell: name.clone() });
-        }
-        let path = self.path(name);
-        let finished = self.commands.run("lvchange", &["--deltag", NEW_TAG, &path]);
-        finished.map(drop).map_err(|refusal| self.cell_error(refusal, name))
+        self.change_mark(name, "--deltag")
+    }
+
+    fn mark_new(&self, name: &CellName) -> Result<(), HostsError> {
+        self.change_mark(name, "--addtag")
     }
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
@@ -402,6 +423,11 @@ fn tag_address(tag: &str, host: HostNumber) -> Option<String> {
         Some((ip, port)) => format!("[{ip}]{port}"),
         None => text.to_owned(),
     })
+}
+
+fn tag_node(tag: &str) -> Option<(HostNumber, u32)> {
+    let (host, node) = tag.strip_prefix(NODE_TAG)?.split_once('.')?;
+    Some((HostNumber(host.parse().ok()?), u32::from_str_radix(node, 16).ok()?))
 }
 
 fn keys(tags: &[String]) -> Vec<Key> {

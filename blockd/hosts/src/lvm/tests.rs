@@ -181,6 +181,18 @@ fn a_cell_is_made_for_this_host_alone_and_grows_only_where_it_is_held() {
 }
 
 #[test]
+fn a_cell_that_this_host_has_is_marked_as_new_and_as_made() {
+    let (lvm, lines) = group(&[("lvs", VOLUMES), ("lvchange", "")], "");
+    lvm.mark_new(&cell("one")).unwrap();
+    assert_eq!(lines.lock().last().unwrap(), "lvchange --addtag blockd.new san/cell-one");
+    lvm.finish(&cell("one")).unwrap();
+    assert_eq!(lines.lock().last().unwrap(), "lvchange --deltag blockd.new san/cell-one");
+    for refused in [lvm.mark_new(&cell("two")), lvm.finish(&cell("two"))] {
+        assert!(matches!(refused, Err(HostsError::NotHeld { .. })), "{refused:?}");
+    }
+}
+
+#[test]
 fn a_cell_grows_by_whole_extents() {
     let (lvm, lines) = group(&[("vgs", GROUP), ("lvextend", ""), ("lvs", VOLUMES)], "");
     lvm.extend(&cell("one"), (8 << 20) + 1).unwrap();
@@ -264,13 +276,18 @@ fn the_address_of_a_host_is_in_a_tag() {
 fn a_host_that_is_forgotten_loses_the_tags_of_the_key_that_was_named_alone() {
     const TAGS: &str = r#"{"report":[{"vg":[{"vg_size":"1","vg_free":"1","vg_extent_size":"1",
         "vg_lock_type":"sanlock","pv_name":"/dev/sda","pv_uuid":"one",
-        "vg_tags":"blockd.key.2.0xb1000200000009,blockd.at.2.b:1,site,blockd.at.12.c:1"}]}]}"#;
+        "vg_tags":"blockd.key.2.0xb1000200000009,blockd.at.2.b:1,site,blockd.at.12.c:1,blockd.node.2.0000002a"}]}]}"#;
     let (lvm, lines) = group(&[("vgs", TAGS), ("vgchange", "")], "");
     let key = Key::new(HostNumber(2), 9);
     lvm.forget_host(HostNumber(2), Some(key)).unwrap();
-    let changed =
-        "vgchange --yes --deltag blockd.key.2.0xb1000200000009 --deltag blockd.at.2.b:1 san";
+    let changed = "vgchange --yes --deltag blockd.key.2.0xb1000200000009 --deltag blockd.at.2.b:1 \
+                   --deltag blockd.node.2.0000002a san";
     assert_eq!(lines.lock()[1], changed);
+    assert_eq!(lvm.nodes().unwrap(), [(HostNumber(2), 42)]);
+    lvm.publish_node(HostNumber(2), 43).unwrap();
+    let changed =
+        "vgchange --yes --deltag blockd.node.2.0000002a --addtag blockd.node.2.0000002b san";
+    assert_eq!(lines.lock().last().unwrap(), changed);
     lines.lock().clear();
     for present in [None, Some(Key::new(HostNumber(2), 8))] {
         let error = lvm.forget_host(HostNumber(2), present).unwrap_err();
