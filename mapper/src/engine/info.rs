@@ -170,7 +170,7 @@ impl Engine {
         volumes.iter().map(counted).collect()
     }
 
-    fn exclusive_extents(&self, volume: &Volume) -> u64 {
+    pub(super) fn exclusive_extents(&self, volume: &Volume) -> u64 {
         let directory = volume.directory.load();
         let mut count = 0;
         for (_, leaf) in directory.iter() {

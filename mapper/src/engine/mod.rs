@@ -28,7 +28,7 @@ mod space;
 pub(crate) mod structure;
 mod superblocks;
 #[cfg(all(test, not(loom)))]
-mod testing;
+pub(crate) mod testing;
 pub(crate) mod tree;
 pub(crate) mod trees;
 mod usage;

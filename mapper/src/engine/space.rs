@@ -55,6 +55,17 @@ impl Waiting {
     }
 }
 
+/// A volume after a command that is still to be checked.
+#[derive(Clone, Copy)]
+pub(super) struct Planned {
+    pub(super) id: VolumeId,
+    pub(super) size: u64,
+    /// Extents that it then has, if not those that it has now.
+    pub(super) places: Option<u64>,
+    /// Extents that the command frees.
+    pub(super) freed: u64,
+}
+
 /// The engine's state of its pool's space over time.
 #[derive(Debug)]
 pub(crate) struct SpacePolicy {
@@ -251,22 +262,16 @@ impl Engine {
         Ok(Outcome::Configured { before })
     }
 
-    /// Refuses to set more aside than there is, unused reserves of others included. With a volume
-    /// and a size: as it would be if the volume had that size.
-    pub(super) fn check_set_aside(
-        &self,
-        resized: Option<(VolumeId, u64)>,
-    ) -> Result<(), MapperError> {
+    /// Refuses to set more aside than there is, unused reserves of others included: as it would be
+    /// after the planned change of a volume.
+    pub(super) fn check_set_aside(&self, planned: Option<Planned>) -> Result<(), MapperError> {
         let pool = &self.pool;
         let volumes = pool.volumes.read();
-        let size_of = |volume: &Volume| match resized {
-            Some((id, size)) if volume.identity.id == id => size,
-            _ => volume.size.load(Ordering::Acquire),
-        };
         let unmet = self.reserving(&volumes).map(|volume| {
-            let size = size_of(volume);
-            let wanted = volume.set_aside_at(size, pool.geometry);
-            let unmet = if wanted == 0 { 0 } else { wanted.saturating_sub(volume.places()) };
+            let planned = planned.filter(|planned| planned.id == volume.identity.id);
+            let size = planned.map_or_else(|| volume.size.load(Ordering::Acquire), |one| one.size);
+            let places = planned.and_then(|one| one.places).unwrap_or_else(|| volume.places());
+            let unmet = volume.set_aside_at(size, pool.geometry).saturating_sub(places);
             (unmet, unmet + volume.kept(), size)
         });
         let needed = with_pages(pool, unmet);
@@ -274,7 +279,8 @@ impl Engine {
             return Ok(());
         }
         let spare: u64 = self.space.holders(&volumes).map(|volume| volume.spare()).sum();
-        let free = pool.free_space.lock().free_count() + spare;
+        let freed = planned.map_or(0, |planned| planned.freed);
+        let free = pool.free_space.lock().free_count() + spare + freed;
         if needed > free {
             let extent = pool.geometry.extent_size();
             return Err(MapperError::NoSpace { needed: needed * extent, free: free * extent });

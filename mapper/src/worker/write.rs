@@ -153,14 +153,16 @@ impl Worker {
         plan: &mut Plan,
     ) -> Planned {
         // R7: the data's own FUA is enough only if the mapping that finds it is durable. The
-        // leaf's last LSN stands for the entry's: never too low.
+        // leaf's last LSN stands for the entry's: never too low. Without the stripe's mutex, a
+        // discard may have emptied the slot meanwhile: then a commit makes the write durable.
+        let is_durable = |leaf| {
+            let changed = self.pool.arena.meta(leaf).last_lsn.load(Ordering::Acquire);
+            changed <= self.pool.progress.0.durable.load(Ordering::SeqCst)
+        };
         let fua = piece.fua
             && self.pool.tuning.write_through
-            && (active(Mutation::FuaWithoutCommit) || {
-                let leaf = directory.load(piece.extent.slot()).unwrap_or_default();
-                let changed = self.pool.arena.meta(leaf).last_lsn.load(Ordering::Acquire);
-                changed <= self.pool.progress.0.durable.load(Ordering::SeqCst)
-            });
+            && (active(Mutation::FuaWithoutCommit)
+                || directory.load(piece.extent.slot()).is_some_and(is_durable));
         let (device, base) = self.pool.place(self.uncached(physical));
         let op = PlanOp {
             kind: piece.payload.kind(fua),
@@ -452,4 +454,32 @@ impl Payload {
 pub(super) fn is_held(redirects: bool) -> bool {
     let unheld = if redirects { Mutation::RedirectNotHeld } else { Mutation::FastUnderCopy };
     !active(unheld)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::engine::testing;
+
+    #[test]
+    fn a_fua_write_in_place_needs_a_commit_where_a_discard_has_emptied_the_slot() {
+        let pool = testing::pool();
+        let worker = pool.worker().unwrap();
+        let emptied = Directory::new(1).unwrap();
+        let piece = Piece {
+            extent: ExtentIndex(0),
+            from: 0,
+            to: 4096,
+            buffer_offset: 0,
+            fua: true,
+            payload: Payload::Client,
+            touched: 1,
+        };
+        let mut plan = Plan::with_capacity(1);
+        let planned = worker.plan_in_place(&emptied, &piece, PhysicalExtent(3), &mut plan);
+        assert!(matches!(planned, Planned::Yes));
+        assert_eq!(plan.ops()[0].kind, OpKind::Write { fua: false });
+        assert!(plan.fua_commit);
+    }
 }

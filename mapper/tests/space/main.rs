@@ -5,6 +5,7 @@
 mod common;
 mod filling;
 mod grants;
+mod rollback;
 
 use blockd_mapper::create::CreateOptions;
 use blockd_mapper::engine::{Control, Outcome};

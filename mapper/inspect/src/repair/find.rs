@@ -174,6 +174,8 @@ impl Plan {
             let OrphanLeaf { mut entries, under, without_base } = leaf;
             let view = view.clone();
             let range = self.bytes(&view, u64::from(slot)..u64::from(slot) + 1);
+            // The page is of the checkpoint at the latest: the log's changes lie over it.
+            view.apply(self.geometry, SlotIndex(slot), &mut entries);
             let dropped = self.claim(&view, SlotIndex(slot), &mut entries, true);
             self.avoid.extend([best.address, under.address]);
             self.missing.insert((id, slot), Some(best.address));

@@ -44,7 +44,7 @@ struct Writer<'p, 'm> {
     current: Option<(VolumeRecord, Labels)>,
     /// Leaves of the volume that are written.
     slots: BTreeMap<u32, PageRef>,
-    /// Leaves of the volume that were found; the log may know more of them.
+    /// Leaves of the volume that were found, with the changes of the log.
     salvaged: BTreeMap<u32, Box<Entries>>,
     /// Leaves by number, with their lineage.
     leaves: HashMap<u64, (VolumeId, PageRef)>,
@@ -97,6 +97,7 @@ impl Visitor for Writer<'_, '_> {
             let pool_id = self.plan.pool_id;
             let found = orphan_leaf(&mut self.orphans, pool_id, address, slot);
             let Some(OrphanLeaf { mut entries, .. }) = found else { continue };
+            volume.apply(self.plan.geometry, SlotIndex(slot), &mut entries);
             self.plan.claim(volume, SlotIndex(slot), &mut entries, true);
             self.salvaged.insert(slot, entries);
         }
@@ -105,22 +106,18 @@ impl Visitor for Writer<'_, '_> {
 
     fn leaf(&mut self, leaf: &Leaf<'_>) -> Result<(), Stopped> {
         let (slot, lineage) = (leaf.slot.0, leaf.volume.record.lineage);
+        if self.salvaged.contains_key(&slot) {
+            return Ok(());
+        }
         if let Some(fresh) = leaf.fresh {
             let mut entries = Box::new(*fresh);
             self.plan.claim(leaf.volume, leaf.slot, &mut entries, false);
-            if let Some(salvaged) = self.salvaged.get_mut(&slot) {
-                for (entry, newer) in salvaged.iter_mut().zip(entries.iter()) {
-                    *entry = if newer.is_mapped() { *newer } else { *entry };
-                }
-                return Ok(());
-            }
             let written = self.builder.write_leaf(leaf.volume.record.id.0, slot, &entries);
             let reference = self.kept(written)?;
             self.leaves.insert(leaf.number, (lineage, reference));
         }
         if let Some(&(of, reference)) = self.leaves.get(&leaf.number)
             && of == lineage
-            && !self.salvaged.contains_key(&slot)
         {
             self.slots.insert(slot, reference);
         }

@@ -8,13 +8,13 @@ use blockd_inspect::rmap::{Use, rmap};
 use blockd_inspect::thin_xml::thin_xml;
 use blockd_inspect::{DumpError, Reader};
 use blockd_mapper::entry::{Composite, Entry};
-use blockd_mapper::format::Place;
 use blockd_mapper::format::checksum::sum;
 use blockd_mapper::format::record::Change;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::format::wal::{WalBlockBuilder, WalStamp, block_position};
+use blockd_mapper::format::{Place, VolumeName};
 use blockd_mapper::io::Page;
-use blockd_mapper::units::{ExtentIndex, Lsn, PhysicalExtent, VolumeId};
+use blockd_mapper::units::{ExtentIndex, Lsn, PhysicalExtent, VolumeId, WallTime};
 
 use crate::common::{Media, Rig};
 use crate::tools::{
@@ -231,6 +231,44 @@ fn a_leaf_with_a_damaged_under_page_loses_only_the_lower_part_of_its_composite_e
     let in_leaf = text.lines().skip_while(|line| !line.starts_with("leaf 2 ")).nth(1).unwrap();
     let words: Vec<_> = in_leaf.split(' ').collect();
     assert_eq!(words[..4], ["map", "0", "1", &overlay.to_string()], "{in_leaf}");
+}
+
+/// The lines of a volume's, or snapshot's, own leaf at slot 2.
+fn in_slot_2<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
+    let of_volume = text.lines().skip_while(|line| !line.starts_with(head));
+    let in_leaf = of_volume.skip_while(|line| !line.starts_with("leaf 2 ")).skip(1);
+    in_leaf.take_while(|line| line.starts_with("map ") || line.starts_with("over ")).collect()
+}
+
+#[test]
+fn changes_of_the_log_over_a_damaged_leaf_are_in_all_volumes_that_share_it() {
+    let Sample { media, free, .. } = sample();
+    let (volume, first) = (VolumeId(1), 2 * 256);
+    let mapped = Entry::Mapped { physical: PhysicalExtent(free), valid: 1 };
+    let name = VolumeName::new("later").unwrap();
+    let snapshot = VolumeId(4);
+    let mut bad = with_log(
+        &media,
+        &[
+            Change::entry(volume, ExtentIndex(first + 1), mapped),
+            Change::Unmap { volume, extent: ExtentIndex(first) },
+            Change::Snapshot { volume: snapshot, source: volume, made: WallTime::default(), name },
+        ],
+    );
+    assert_eq!(texts(&checked(&bad)), [""; 0]);
+    let mut pages = found(&bad, b"BDpg");
+    pages.retain(|&(device, at)| bad.devices[device][at + 4..at + 8] == [4, 0, 1, 0]);
+    let [(device, at)] = pages[..] else { panic!("{} under pages", pages.len()) };
+    bad.devices[device][at + 70] ^= 1;
+    let report = repaired(&mut bad, RepairOptions::default());
+    assert!(report.changed && report.salvaged.len() == 4, "{report:?}");
+    assert!(!checked(&bad).damaged);
+    let (text, _) = dumped(&bad);
+    let new = format!("map 1 1 {free} 1");
+    assert_eq!(in_slot_2(&text, "volume 1 "), [&new], "{text}");
+    assert_eq!(in_slot_2(&text, "snapshot 4 "), [&new], "{text}");
+    let [old] = in_slot_2(&text, "snapshot 2 ")[..] else { panic!("{text}") };
+    assert!(old.starts_with("map 0 1 "), "{text}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::super::Engine;
+use super::super::space::Planned;
 use super::{Control, Outcome, Prepared};
 use crate::error::MapperError;
 use crate::format::VolumeName;
@@ -11,7 +12,7 @@ use crate::format::record::Change;
 use crate::geometry::{MAX_VOLUME_SIZE, MIN_BLOCK_SIZE, PAGE_BYTES};
 use crate::sync::Ordering;
 use crate::units::VolumeId;
-use crate::volume::Volume;
+use crate::volume::{Totals, Volume};
 
 /// The same name means the same volume, or an error that says where it differs.
 pub(in super::super) fn same(
@@ -63,9 +64,11 @@ impl Engine {
                 let size = size.unwrap_or_else(|| from.size.load(Ordering::Acquire));
                 self.prepare_share(*source, name, Some(size))
             }
-            Control::Rollback { volume, snapshot } => self.prepare_rollback(*volume, *snapshot),
+            Control::Rollback { volume, snapshot } => {
+                self.prepare_rollback(*volume, *snapshot, None)
+            }
             Control::Reset { volume, snapshot, size } => {
-                self.prepare_reset(*volume, *snapshot, *size)
+                self.prepare_rollback(*volume, *snapshot, Some(*size))
             }
             Control::Rename { volume, name } => self.prepare_rename(*volume, name),
             _ => Err(MapperError::Internal("not a structure command")),
@@ -140,7 +143,7 @@ impl Engine {
             });
         }
         if size > from {
-            self.check_set_aside(Some((id, size)))?;
+            self.check_set_aside(Some(Planned { id, size, places: None, freed: 0 }))?;
         }
         let change = Change::Resize { volume: id, size };
         Ok(Prepared::Change(change, vec![volume], Outcome::Resized { from }))
@@ -211,7 +214,13 @@ impl Engine {
         Ok(())
     }
 
-    fn prepare_rollback(&self, id: VolumeId, snapshot: VolumeId) -> Result<Prepared, MapperError> {
+    /// With a size: a reset, which leaves the volume this size.
+    fn prepare_rollback(
+        &self,
+        id: VolumeId,
+        snapshot: VolumeId,
+        size: Option<u64>,
+    ) -> Result<Prepared, MapperError> {
         let volume = self.writable(id)?;
         let from = self.pool.volume(snapshot)?;
         if from.identity.kind != VolumeKind::Snapshot {
@@ -222,42 +231,44 @@ impl Engine {
             let problem = "is of another family than the volume";
             return Err(MapperError::Unsuitable { volume: snapshot.0, problem });
         }
+        let least = from.size.load(Ordering::Acquire);
+        let size = size.filter(|size| *size != least);
+        if let Some(size) = size {
+            check_size(size, u64::from(volume.identity.block_size))?;
+            if size < least {
+                return Err(MapperError::Invalid {
+                    field: "size",
+                    value: size,
+                    allowed: "no smaller than the snapshot's size",
+                });
+            }
+        }
         self.check_room_for_trees(&[snapshot])?;
-        let change = Change::Rollback { volume: id, snapshot, size: None };
-        Ok(Prepared::Change(change, vec![volume], Outcome::RolledBack))
+        self.check_rolled_back(&volume, &from, size.unwrap_or(least))?;
+        let change = Change::Rollback { volume: id, snapshot, size };
+        let outcome = size.map_or(Outcome::RolledBack, |size| Outcome::Reset { size });
+        Ok(Prepared::Change(change, vec![volume], outcome))
     }
 
-    fn prepare_reset(
+    /// Refuses to set more aside than there is, for a volume that a rollback makes larger or that
+    /// maps less afterwards. The extents that it drops serve, but for those that others share.
+    fn check_rolled_back(
         &self,
-        id: VolumeId,
-        snapshot: VolumeId,
+        volume: &Volume,
+        from: &Volume,
         size: u64,
-    ) -> Result<Prepared, MapperError> {
-        let prepared = self.prepare_rollback(id, snapshot)?;
-        let (volume, from) = (self.writable(id)?, self.pool.volume(snapshot)?);
-        let least = from.size.load(Ordering::Acquire);
-        if size == least {
-            return Ok(prepared);
+    ) -> Result<(), MapperError> {
+        let Totals { mapped, composite, .. } = from.totals();
+        let places = volume.reserved() + mapped.saturating_sub(composite);
+        let unmet = volume.set_aside_at(size, self.pool.geometry).saturating_sub(places);
+        if unmet <= volume.unmet() {
+            return Ok(());
         }
-        check_size(size, u64::from(volume.identity.block_size))?;
-        if size < least {
-            return Err(MapperError::Invalid {
-                field: "size",
-                value: size,
-                allowed: "no smaller than the snapshot's size",
-            });
-        }
-        // What is set aside for the present size stays so.
-        if size > volume.size.load(Ordering::Acquire) {
-            self.check_set_aside(Some((id, size)))?;
-        }
-        Ok(match prepared {
-            Prepared::Change(_, gated, _) => {
-                let change = Change::Rollback { volume: id, snapshot, size: Some(size) };
-                Prepared::Change(change, gated, Outcome::Reset { size })
-            }
-            done => done,
-        })
+        let id = volume.identity.id;
+        let planned = |freed| Some(Planned { id, size, places: Some(places), freed });
+        // Counted only where it matters: that takes time in proportion to the mapped extents.
+        self.check_set_aside(planned(0))
+            .or_else(|_| self.check_set_aside(planned(self.exclusive_extents(volume))))
     }
 
     /// Nothing is gated: the data path knows volumes by id.
