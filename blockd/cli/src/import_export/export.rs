@@ -21,7 +21,7 @@ use super::{address, blocking, identity, interruptible, pool_id, qemu_export, se
 use crate::answers;
 use crate::client::Client;
 use crate::duration::duration;
-use crate::transfer::export::{self, Sink};
+use crate::transfer::export::{self, Exported, Sink};
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, Identity, Position, Writer};
 use crate::transfer::link::{Outgoing, Shared, lock};
@@ -193,9 +193,10 @@ impl Export {
         let clock = Clock::start();
         let job = Job { header: header.clone(), level: stream.level, link: link.clone() };
         let copied = match self.copy(context, &volume, &output, job).await {
-            Ok(bytes) => {
+            Ok(copied) => {
                 let base = header.as_ref().and_then(|header| header.base.as_ref());
-                self.check_same(&mut client, &asked_for, base).await.map(|()| bytes)
+                let same = self.check_same(&mut client, &asked_for, base).await;
+                self.finish(copied, same).await
             }
             Err(error) => Err(error),
         };
@@ -296,6 +297,28 @@ impl Export {
         Ok(())
     }
 
+    /// Writes the end of a backup, unless something else was copied. Returns the bytes that were
+    /// written.
+    async fn finish(
+        &self,
+        copied: Option<Exported>,
+        same: Result<(), Error>,
+    ) -> Result<Option<u64>, Error> {
+        let path = self.file.clone();
+        // A backup that is dropped blocks as well, while its buffer is written.
+        blocking(move || {
+            let Some(Exported { written_bytes, backup }) = copied else {
+                return same.map(|()| None);
+            };
+            same?;
+            let finished = backup.map_or(Ok(()), |backup| backup.finish().map(drop));
+            finished.map_err(|source| Error::file("write", &path, source))?;
+            Ok(Some(written_bytes))
+        })
+        .await
+    }
+
+    /// Detaches the volume, unless it has other clients by now.
     async fn detach(&self, client: &mut Client, volume: &Volume) -> Result<(), Error> {
         let (name, pool) = (volume.name.clone(), volume.pool.clone());
         client.detach_volume(DetachVolumeRequest { name, pool, force: true }).await.map(drop)
@@ -307,7 +330,7 @@ impl Export {
         volume: &Volume,
         output: &Output,
         Job { header, level, link }: Job,
-    ) -> Result<Option<u64>, Error> {
+    ) -> Result<Option<Exported>, Error> {
         let stop = link.as_ref().map_or_else(Arc::default, |link| Arc::clone(lock(link).stop()));
         let size_bytes = amount(volume.size_bytes);
         let progress = Progress::shown("exporting", size_bytes, !context.output.is_json());
