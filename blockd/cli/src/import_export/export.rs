@@ -28,7 +28,7 @@ use crate::transfer::link::{Outgoing, Shared, lock};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::transfer::qemu;
-use crate::{Context, amount, names};
+use crate::{Context, amount, names, set};
 
 /// Records of a backup gather in a buffer of this size: a head has only 24 bytes.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -36,10 +36,11 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Copy a volume into a disk image
 ///
 /// Ranges that were never written become holes of the file. A volume that is not attached is
-/// attached read-only meanwhile. Clients can write during the export: their writes may be in the
-/// image or not. With --since only the changes between two snapshots are written, as a backup that
-/// `blockd import --apply` applies to a copy of the older one; `--format backup` without --since
-/// makes the full backup that such a copy begins with. A backup has checksums and names its source.
+/// attached read-only meanwhile, and stays so if it has other clients at the end. Clients can write
+/// during the export: their writes may be in the image or not. With --since only the changes
+/// between two snapshots are written, as a backup that `blockd import --apply` applies to a copy of
+/// the older one; `--format backup` without --since makes the full backup that such a copy begins
+/// with. A backup has checksums and names its source.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd export data data.img\n  \
                   blockd export data - | gzip > data.gz\n  \
@@ -320,8 +321,15 @@ impl Export {
 
     /// Detaches the volume, unless it has other clients by now.
     async fn detach(&self, client: &mut Client, volume: &Volume) -> Result<(), Error> {
+        settled(client, volume, 0).await?;
         let (name, pool) = (volume.name.clone(), volume.pool.clone());
-        client.detach_volume(DetachVolumeRequest { name, pool, force: true }).await.map(drop)
+        match client.detach_volume(DetachVolumeRequest { name, pool, force: false }).await {
+            Err(error) if error.kind() == ErrorKind::InUse => {
+                set::warn(&[format!("it stays attached: {error}")]);
+                Ok(())
+            }
+            detached => detached.map(drop),
+        }
     }
 
     async fn copy(
