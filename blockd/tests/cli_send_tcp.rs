@@ -126,6 +126,17 @@ fn the_sender_names_what_the_receiver_refused() {
     assert!(raw(&there, "data") == raw(&here, "data@tue"));
 }
 
+/// Each of them is given 10 s, and the sender waits for 60 s.
+#[test]
+fn silent_connections_hold_no_sender_up() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let silent = [(); 7].map(|()| TcpStream::connect(&listening.address).unwrap());
+    here.ok(&["send", "data@mon", &listening.target(), "--reconnect", "1ms"]);
+    assert!(raw(&there, "data") == raw(&here, "data@mon"));
+    drop(silent);
+}
+
 fn hello_of_version_2() -> Vec<u8> {
     let mut bytes = vec![0; 658];
     bytes[..8].copy_from_slice(b"blkdsend");
