@@ -282,6 +282,29 @@ fn a_stream_that_does_not_fit_is_refused_by_name_and_changes_nothing() {
 }
 
 #[test]
+fn a_shrunk_snapshot_that_ends_within_a_sub_block_of_the_receiver_is_refused_with_a_way_out() {
+    let daemon = pools();
+    daemon.ok(&["add", "64K/data", "--size", "4M"]);
+    let send = |day: &str, size: &str| {
+        daemon.ok(&["resize", "64K/data", "--size", size, "--shrink"]);
+        daemon.ok(&["snapshot", "64K/data", "--tag", day]);
+        let snapshot = format!("64K/data@{day}");
+        let since: &[&str] = if day == "mon" { &[] } else { &["--since", "64K/data@mon"] };
+        let stream = streamed(&daemon, &[&[snapshot.as_str()], since].concat());
+        receive(&daemon, "1M/copy", &stream, None)
+    };
+    assert!(send("mon", "4M").0);
+    let (succeeded, error) = send("tue", "2052K");
+    let expected =
+        "delete data@tue at the sender, resize its volume to such a size, and send a new";
+    let refused = error.contains("multiple of the pool's sub-block") && error.contains(expected);
+    assert!(!succeeded && refused, "{error}");
+    daemon.ok(&["del", "64K/data@tue"]);
+    assert_eq!(send("wed", "2064K"), (true, String::new()));
+    assert!(raw(&daemon, "1M/copy") == raw(&daemon, "64K/data@wed"));
+}
+
+#[test]
 fn nothing_of_a_stream_that_lacks_a_record_is_kept() {
     let (daemon, monday, _) = two_days();
     let parts = messages(&monday);

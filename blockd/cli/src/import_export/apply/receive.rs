@@ -326,7 +326,16 @@ impl<'a> Receiver<'a> {
         let (name, pool) = (hidden.name, hidden.pool);
         let request =
             ResizeVolumeRequest { name, pool, size_bytes, shrink: true, ..Default::default() };
-        answers::volume(self.apply.client.resize_volume(request).await?.volume)
+        let resized = self.apply.client.resize_volume(request).await.map_err(|error| {
+            // The sub-blocks of the sender's pool are smaller.
+            let of = shown(&self.apply.header.snapshot.name);
+            let note = format!(
+                "delete {of} at the sender, resize its volume to such a size, and send a new \
+                 snapshot"
+            );
+            if error.kind() == ErrorKind::Invalid { error.with_note(&note) } else { error }
+        })?;
+        answers::volume(resized.volume)
     }
 
     /// Writes the stream to the hidden volume, piece by piece: each is durable before the position
