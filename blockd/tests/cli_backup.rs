@@ -378,9 +378,53 @@ fn a_snapshot_that_was_replaced_meanwhile_is_not_exported() {
             }
             let named = format!("volume {replaced} was replaced by another one");
             assert!(output.status.code() == Some(7) && error.contains(&named), "{error}");
+            if how[0] == "--since" {
+                // Without its end it is no backup.
+                fs::write(daemon.dir.join("piped.blkd"), piped).unwrap();
+                let (code, error) = daemon.failure(&["receive", "copy", "piped.blkd"]);
+                assert!(code == 10 && error.contains("it was cut short"), "{code} {error}");
+            }
             assert_eq!(daemon.json(&["show", "data@tue"])["volume"]["attached"], false);
             true
         });
         assert!(refused, "{replaced} {how:?}");
     }
+}
+
+/// The second finds the snapshot attached, and still reads it when the first ends.
+#[test]
+fn an_export_that_ends_leaves_another_one_its_connections() {
+    const LEN: usize = 32 << 20;
+    let daemon = Daemon::start("256M");
+    daemon.ok(&["add", "data", "--size", "32M"]);
+    let bytes = pattern(LEN, 1);
+    let mut client = connect(&daemon, "data");
+    for (at, part) in (0..).step_by(1 << 20).zip(bytes.chunks(1 << 20)) {
+        client.write(at, part, false).unwrap();
+    }
+    client.disconnect().unwrap();
+    daemon.ok(&["snapshot", "data", "--tag", "mon"]);
+    let shown = |field: &str| daemon.json(&["show", "data@mon"])["volume"][field].take();
+    // A pipe that is not read holds each of them up, with requests that are still to be sent.
+    let begun = |others: u64| {
+        let mut export = daemon.command(&["export", "data@mon", "-"]);
+        let export = export.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("it reads", || shown("connections").as_u64().unwrap() >= others + 4);
+        export
+    };
+    let exports = [begun(0), begun(4)];
+    let warned = exports.map(|export| {
+        let output = export.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() && output.stdout == bytes, "{said}");
+        said
+    });
+    let expected = "blockd: warning: it stays attached: volume data@mon has ";
+    assert!(warned[0].starts_with(expected) && warned[1].is_empty(), "{warned:?}");
+    assert_eq!(shown("attached"), true);
+    // One that is alone detaches what it has attached.
+    wait_for_no_clients(&daemon, "data@mon");
+    daemon.ok(&["detach", "data@mon"]);
+    assert!(daemon.run(&["export", "data@mon", "-"]).stdout == bytes);
+    assert_eq!(shown("attached"), false);
 }

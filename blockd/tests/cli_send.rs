@@ -6,9 +6,10 @@
 
 mod cli_support;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use cli_support::{Daemon, connect, pattern};
@@ -281,6 +282,29 @@ fn a_stream_that_does_not_fit_is_refused_by_name_and_changes_nothing() {
 }
 
 #[test]
+fn a_shrunk_snapshot_that_ends_within_a_sub_block_of_the_receiver_is_refused_with_a_way_out() {
+    let daemon = pools();
+    daemon.ok(&["add", "64K/data", "--size", "4M"]);
+    let send = |day: &str, size: &str| {
+        daemon.ok(&["resize", "64K/data", "--size", size, "--shrink"]);
+        daemon.ok(&["snapshot", "64K/data", "--tag", day]);
+        let snapshot = format!("64K/data@{day}");
+        let since: &[&str] = if day == "mon" { &[] } else { &["--since", "64K/data@mon"] };
+        let stream = streamed(&daemon, &[&[snapshot.as_str()], since].concat());
+        receive(&daemon, "1M/copy", &stream, None)
+    };
+    assert!(send("mon", "4M").0);
+    let (succeeded, error) = send("tue", "2052K");
+    let expected =
+        "delete data@tue at the sender, resize its volume to such a size, and send a new";
+    let refused = error.contains("multiple of the pool's sub-block") && error.contains(expected);
+    assert!(!succeeded && refused, "{error}");
+    daemon.ok(&["del", "64K/data@tue"]);
+    assert_eq!(send("wed", "2064K"), (true, String::new()));
+    assert!(raw(&daemon, "1M/copy") == raw(&daemon, "64K/data@wed"));
+}
+
+#[test]
 fn nothing_of_a_stream_that_lacks_a_record_is_kept() {
     let (daemon, monday, _) = two_days();
     let parts = messages(&monday);
@@ -319,6 +343,63 @@ fn one_volume_is_received_by_one_command_at_a_time() {
     assert!(!succeeded && error.contains("is being received by another command"), "{error}");
     pipe.write_all(&monday[HEADER..]).unwrap();
     drop(pipe);
+    assert!(first.wait().unwrap().success());
+    assert!(raw(&daemon, "copy") == raw(&daemon, "data@mon"));
+}
+
+/// A command in another network namespace does not see the claim of the first: the hidden volume
+/// has a connection all the time, also between two of its many pieces.
+#[test]
+fn a_volume_is_received_by_one_command_across_network_namespaces() {
+    const SIZE: u64 = 5 * MIB;
+    let in_namespace = |program: &OsStr| {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--map-root-user"]).arg(program);
+        command
+    };
+    if !in_namespace(OsStr::new("true")).status().is_ok_and(|status| status.success()) {
+        println!("not run: a network namespace cannot be made");
+        return;
+    }
+    let daemon = Daemon::start("256M");
+    daemon.ok(&["add", "data", "--size", "5M"]);
+    let streams = ["mon", "tue"].map(|day| {
+        let mut client = connect(&daemon, "data");
+        for at in (0..SIZE).step_by(64 << 10) {
+            client.write(at, &pattern(4096, at + u64::from(day == "mon")), false).unwrap();
+        }
+        client.disconnect().unwrap();
+        daemon.ok(&["snapshot", "data", "--tag", day]);
+        streamed(&daemon, &[&format!("data@{day}")])
+    });
+    fs::write(daemon.dir.join("tue.blkd"), &streams[1]).unwrap();
+    let mut first = daemon.command(&["receive", "copy", "--sync-every", "4K"]);
+    let mut first = first.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut pipe = first.stdin.take().unwrap();
+    let parts = messages(&streams[0]);
+    assert!(parts.len() > 80, "{}", parts.len());
+    let (begin, rest) = parts.split_at(10);
+    pipe.write_all(&begin.concat()).unwrap();
+    cli_support::wait_until("it is being received", || {
+        daemon.run(&["receive", "copy", "--position"]).status.success()
+    });
+    let second = daemon.command(&["receive", "copy", "tue.blkd"]);
+    let mut other = in_namespace(second.get_program());
+    other.args(second.get_args()).current_dir(&daemon.dir);
+    let variables = second.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let other = other.envs(variables).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // Longer than the other looks for a moment without connections.
+    let (rest, last) = rest.split_at(rest.len() - 5);
+    for part in rest {
+        pipe.write_all(part).unwrap();
+        std::thread::sleep(Duration::from_millis(40));
+    }
+    let output = other.wait_with_output().unwrap();
+    pipe.write_all(&last.concat()).unwrap();
+    drop(pipe);
+    let error = String::from_utf8(output.stderr).unwrap();
+    let refused = error.contains("is being received by another command");
+    assert!(!output.status.success() && refused, "{error}");
     assert!(first.wait().unwrap().success());
     assert!(raw(&daemon, "copy") == raw(&daemon, "data@mon"));
 }

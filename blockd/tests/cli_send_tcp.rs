@@ -126,6 +126,17 @@ fn the_sender_names_what_the_receiver_refused() {
     assert!(raw(&there, "data") == raw(&here, "data@tue"));
 }
 
+/// Each of them is given 10 s, and the sender waits for 60 s.
+#[test]
+fn silent_connections_hold_no_sender_up() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let silent = [(); 7].map(|()| TcpStream::connect(&listening.address).unwrap());
+    here.ok(&["send", "data@mon", &listening.target(), "--reconnect", "1ms"]);
+    assert!(raw(&there, "data") == raw(&here, "data@mon"));
+    drop(silent);
+}
+
 fn hello_of_version_2() -> Vec<u8> {
     let mut bytes = vec![0; 658];
     bytes[..8].copy_from_slice(b"blkdsend");
@@ -522,4 +533,31 @@ fn commands_for_several_receivers_at_one_time_take_snapshots_of_their_own() {
         }
         assert_eq!(snapshots(&here, "data@replica-").len(), 2, "round {round}");
     }
+}
+
+/// A command that begins with an older snapshot goes on when another receiver's has taken one and
+/// sent all of it.
+#[test]
+fn a_snapshot_that_another_receiver_has_is_not_taken_over() {
+    let (here, first) = two_hosts();
+    let second = Daemon::start("512M");
+    let here = Arc::new(here);
+    let to_first = Listening::start(&first, "127.0.0.1:0", &[]);
+    let to_second = Listening::start(&second, "127.0.0.1:0", &[]);
+    let (at, other) = (Arc::clone(&here), to_first.target());
+    let target = forwarded(to_second.address.clone(), move |number| {
+        if number == 1 {
+            at.ok(&["replicate", "data", &other]);
+        }
+    });
+    let label = format!("blockd.io/sending-to={target}");
+    here.ok(&["snapshot", "data", "--tag", "replica-1", "--label", &label]);
+    let done = here.json(&["replicate", "data", &target]);
+    let of = |round: usize| done["rounds"][round]["snapshot"].as_str().unwrap();
+    assert_eq!([of(0), of(1)], ["data@replica-1", "data@replica-3"], "{done}");
+    write(&here, 1);
+    let done = here.json(&["replicate", "data", &to_first.target()]);
+    assert_eq!(done["rounds"][0]["since"], "data@replica-2", "{done}");
+    assert!(raw(&first, "data") == raw(&here, "data"));
+    assert_eq!(snapshots(&here, "data@replica-"), ["data@replica-3", "data@replica-4"]);
 }

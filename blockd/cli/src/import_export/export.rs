@@ -21,14 +21,14 @@ use super::{address, blocking, identity, interruptible, pool_id, qemu_export, se
 use crate::answers;
 use crate::client::Client;
 use crate::duration::duration;
-use crate::transfer::export::{self, Sink};
+use crate::transfer::export::{self, Exported, Sink};
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, Identity, Position, Writer};
 use crate::transfer::link::{Outgoing, Shared, lock};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::transfer::qemu;
-use crate::{Context, amount, names};
+use crate::{Context, amount, names, set};
 
 /// Records of a backup gather in a buffer of this size: a head has only 24 bytes.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -36,10 +36,11 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Copy a volume into a disk image
 ///
 /// Ranges that were never written become holes of the file. A volume that is not attached is
-/// attached read-only meanwhile. Clients can write during the export: their writes may be in the
-/// image or not. With --since only the changes between two snapshots are written, as a backup that
-/// `blockd import --apply` applies to a copy of the older one; `--format backup` without --since
-/// makes the full backup that such a copy begins with. A backup has checksums and names its source.
+/// attached read-only meanwhile, and stays so if it has other clients at the end. Clients can write
+/// during the export: their writes may be in the image or not. With --since only the changes
+/// between two snapshots are written, as a backup that `blockd import --apply` applies to a copy of
+/// the older one; `--format backup` without --since makes the full backup that such a copy begins
+/// with. A backup has checksums and names its source.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd export data data.img\n  \
                   blockd export data - | gzip > data.gz\n  \
@@ -193,9 +194,10 @@ impl Export {
         let clock = Clock::start();
         let job = Job { header: header.clone(), level: stream.level, link: link.clone() };
         let copied = match self.copy(context, &volume, &output, job).await {
-            Ok(bytes) => {
+            Ok(copied) => {
                 let base = header.as_ref().and_then(|header| header.base.as_ref());
-                self.check_same(&mut client, &asked_for, base).await.map(|()| bytes)
+                let same = self.check_same(&mut client, &asked_for, base).await;
+                self.finish(copied, same).await
             }
             Err(error) => Err(error),
         };
@@ -296,9 +298,38 @@ impl Export {
         Ok(())
     }
 
+    /// Writes the end of a backup, unless something else was copied. Returns the bytes that were
+    /// written.
+    async fn finish(
+        &self,
+        copied: Option<Exported>,
+        same: Result<(), Error>,
+    ) -> Result<Option<u64>, Error> {
+        let path = self.file.clone();
+        // A backup that is dropped blocks as well, while its buffer is written.
+        blocking(move || {
+            let Some(Exported { written_bytes, backup }) = copied else {
+                return same.map(|()| None);
+            };
+            same?;
+            let finished = backup.map_or(Ok(()), |backup| backup.finish().map(drop));
+            finished.map_err(|source| Error::file("write", &path, source))?;
+            Ok(Some(written_bytes))
+        })
+        .await
+    }
+
+    /// Detaches the volume, unless it has other clients by now.
     async fn detach(&self, client: &mut Client, volume: &Volume) -> Result<(), Error> {
+        settled(client, volume, 0).await?;
         let (name, pool) = (volume.name.clone(), volume.pool.clone());
-        client.detach_volume(DetachVolumeRequest { name, pool, force: true }).await.map(drop)
+        match client.detach_volume(DetachVolumeRequest { name, pool, force: false }).await {
+            Err(error) if error.kind() == ErrorKind::InUse => {
+                set::warn(&[format!("it stays attached: {error}")]);
+                Ok(())
+            }
+            detached => detached.map(drop),
+        }
     }
 
     async fn copy(
@@ -307,7 +338,7 @@ impl Export {
         volume: &Volume,
         output: &Output,
         Job { header, level, link }: Job,
-    ) -> Result<Option<u64>, Error> {
+    ) -> Result<Option<Exported>, Error> {
         let stop = link.as_ref().map_or_else(Arc::default, |link| Arc::clone(lock(link).stop()));
         let size_bytes = amount(volume.size_bytes);
         let progress = Progress::shown("exporting", size_bytes, !context.output.is_json());

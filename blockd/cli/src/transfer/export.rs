@@ -27,7 +27,18 @@ pub(crate) enum Sink {
     Stream(Box<dyn Write + Send>),
     /// An incremental backup, and whether zeroes are written: where there is a base, it may have
     /// had data there.
-    Increment(Writer<Box<dyn Write + Send>>, bool),
+    Increment(Backup, bool),
+}
+
+/// A backup whose end is not written yet.
+pub(crate) type Backup = Writer<Box<dyn Write + Send>>;
+
+/// The result of an export.
+pub(crate) struct Exported {
+    /// Bytes that were written.
+    pub(crate) written_bytes: u64,
+    /// The backup, which its end makes valid: the caller may first check what was read.
+    pub(crate) backup: Option<Backup>,
 }
 
 /// The parameters of an export.
@@ -64,11 +75,11 @@ enum Piece {
 }
 
 impl Export<'_> {
-    /// Copies everything and makes it durable. Returns the bytes that were written.
+    /// Copies everything and makes it durable, except for the end of a backup.
     ///
     /// # Errors
     /// The first failure on either side. The output is then incomplete.
-    pub(crate) fn run(&self, mut sink: Sink) -> Result<u64, Error> {
+    pub(crate) fn run(&self, mut sink: Sink) -> Result<Exported, Error> {
         let (orders, work) = bounded::<Order>(CONNECTION_COUNT * DEPTH);
         let (pieces, answers) = bounded(CONNECTION_COUNT * DEPTH);
         let (used, spare) = bounded(CONNECTION_COUNT * DEPTH);
@@ -104,12 +115,12 @@ impl Export<'_> {
             first_error(results)
         })?;
         let synced = match sink {
-            Sink::File(file) => file.sync_all(),
-            Sink::Stream(mut stream) => stream.flush(),
-            Sink::Increment(writer, _) => writer.finish().map(drop),
+            Sink::File(file) => file.sync_all().map(|()| None),
+            Sink::Stream(mut stream) => stream.flush().map(|()| None),
+            Sink::Increment(writer, _) => Ok(Some(writer)),
         };
-        synced.map_err(|source| self.failed(source))?;
-        Ok(written_bytes.into_inner())
+        let backup = synced.map_err(|source| self.failed(source))?;
+        Ok(Exported { written_bytes: written_bytes.into_inner(), backup })
     }
 
     fn failed(&self, source: io::Error) -> Error {
@@ -298,12 +309,7 @@ fn write_sparse(file: &File, offset: u64, data: &[u8]) -> io::Result<u64> {
 }
 
 /// Writes what is not zero, and of the rest no more than that.
-fn write_increment(
-    writer: &mut Writer<Box<dyn Write + Send>>,
-    zeroes: bool,
-    offset: u64,
-    data: &[u8],
-) -> io::Result<u64> {
+fn write_increment(writer: &mut Backup, zeroes: bool, offset: u64, data: &[u8]) -> io::Result<u64> {
     let mut written = 0;
     for stretch in stretches(data) {
         let (start, len) = (offset + stretch.range.start as u64, stretch.range.len() as u64);
@@ -363,7 +369,11 @@ mod tests {
             stop: &stop,
             progress,
         };
-        export.run(sink)
+        let done = export.run(sink)?;
+        if let Some(backup) = done.backup {
+            backup.finish().unwrap();
+        }
+        Ok(done.written_bytes)
     }
 
     /// A file of this size, which has no name any more.

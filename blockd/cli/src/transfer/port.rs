@@ -95,6 +95,11 @@ pub(crate) trait Connect: Sync {
     fn address(&self) -> &str;
 }
 
+/// Makes one connection; an error says where to.
+pub(crate) fn connect(target: &dyn Connect) -> Result<Box<dyn Port>, Error> {
+    target.connect().map_err(|error| failed(target, "connect", error))
+}
+
 /// A connection that is made anew when it breaks, and repeats the requests that it broke under.
 pub(crate) struct Lasting<'a> {
     target: &'a dyn Connect,
@@ -113,8 +118,7 @@ impl<'a> Lasting<'a> {
         patience: Duration,
         stop: &'a Stop,
     ) -> Result<Self, Error> {
-        let port = target.connect().map_err(|error| failed(target, "connect", error))?;
-        Ok(Self { target, port: Some(port), sent: VecDeque::new(), patience, stop })
+        Ok(Self { target, port: Some(connect(target)?), sent: VecDeque::new(), patience, stop })
     }
 
     /// Requests that were sent and not answered.

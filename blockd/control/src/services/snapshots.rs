@@ -181,25 +181,26 @@ impl Control {
     }
 }
 
-/// Snapshots that are there and have a label with another value were taken by another call. Labels
-/// that they do not have are those of a call that was interrupted.
+/// Snapshots that are there and have labels, but not all of these, were taken by another call.
+/// Those of a call that was interrupted have none, as all labels of a snapshot are set at once.
 fn refuse_other_labels(
     pool: &PoolHandle,
     names: &[&str],
     set: &labels::Pairs,
 ) -> Result<(), Error> {
     for name in names {
-        for (key, existing) in existing(pool, name)?.labels.iter() {
-            if let Some(asked) = set.get(key).filter(|asked| *asked != existing) {
-                return Err(Error::Exists {
-                    what: "snapshot",
-                    name: shown(name),
-                    field: format!("label {key}"),
-                    existing: existing.to_owned(),
-                    asked: asked.clone(),
-                });
+        let present = labels::to_message(&existing(pool, name)?.labels);
+        let other = set.iter().find(|(key, asked)| present.get(*key) != Some(*asked));
+        let Some((key, asked)) = other.filter(|_| !present.is_empty()) else { continue };
+        let (field, existing, asked) = match present.get(key) {
+            Some(value) => (format!("label {key}"), value.clone(), asked),
+            None => {
+                let keys: Vec<_> = present.keys().map(String::as_str).collect();
+                ("labels".to_owned(), keys.join(", "), key)
             }
-        }
+        };
+        let (what, name, asked) = ("snapshot", shown(name), asked.clone());
+        return Err(Error::Exists { what, name, field, existing, asked });
     }
     Ok(())
 }

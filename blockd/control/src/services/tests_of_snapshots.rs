@@ -48,6 +48,43 @@ async fn a_snapshot_is_taken_once_and_says_so() {
     assert_eq!(rig.volumes().await.len(), 2);
 }
 
+/// A label may have been taken away since, as that of a snapshot that is to be sent is.
+#[tokio::test]
+async fn a_snapshot_with_other_labels_is_that_of_another_call() {
+    let mut rig = Rig::new().await;
+    rig.client.create_volume(create("a", MIB)).await.unwrap();
+    let labelled = |pairs: &[(&str, &str)]| {
+        let pair = |&(key, value): &(&str, &str)| (key.to_owned(), value.to_owned());
+        let labels = pairs.iter().map(pair).collect();
+        v1::CreateSnapshotsRequest { labels, ..snapshot(&[("a", "s")]) }
+    };
+    rig.client.create_snapshots(labelled(&[("x", "1")])).await.unwrap();
+    let answer = rig.client.create_snapshots(labelled(&[("x", "2")])).await;
+    refused(answer, Code::AlreadyExists, "label x", "2");
+    let configure = v1::ConfigureVolumeRequest {
+        name: "s".to_owned(),
+        set_labels: labelled(&[("y", "1")]).labels,
+        remove_labels: vec!["x".to_owned()],
+        ..Default::default()
+    };
+    rig.client.configure_volume(configure.clone()).await.unwrap();
+    for pairs in [&[("x", "2")][..], &[("x", "2"), ("y", "1")]] {
+        let answer = rig.client.create_snapshots(labelled(pairs)).await;
+        refused(answer, Code::AlreadyExists, "labels", "x");
+    }
+    let again = rig.client.create_snapshots(labelled(&[("y", "1")])).await.unwrap().into_inner();
+    assert!(!again.changed && again.snapshots[0].labels == labelled(&[("y", "1")]).labels);
+    // A call that was interrupted has set none.
+    let without = v1::ConfigureVolumeRequest {
+        remove_labels: vec!["y".to_owned()],
+        set_labels: Default::default(),
+        ..configure
+    };
+    rig.client.configure_volume(without).await.unwrap();
+    let done = rig.client.create_snapshots(labelled(&[("x", "2")])).await.unwrap().into_inner();
+    assert!(done.changed && done.snapshots[0].labels["x"] == "2");
+}
+
 #[tokio::test]
 async fn snapshots_of_several_are_taken_together_or_not_at_all() {
     let mut rig = Rig::new().await;

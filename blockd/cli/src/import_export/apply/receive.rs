@@ -36,6 +36,7 @@ use crate::transfer::import::{self, Source};
 use crate::transfer::increment::{Position, Record};
 use crate::transfer::link::TlsArguments;
 use crate::transfer::nbd::Target;
+use crate::transfer::port::{self, Port};
 use crate::transfer::progress::Progress;
 use crate::{Context, amount, answers, names, set};
 
@@ -325,7 +326,16 @@ impl<'a> Receiver<'a> {
         let (name, pool) = (hidden.name, hidden.pool);
         let request =
             ResizeVolumeRequest { name, pool, size_bytes, shrink: true, ..Default::default() };
-        answers::volume(self.apply.client.resize_volume(request).await?.volume)
+        let resized = self.apply.client.resize_volume(request).await.map_err(|error| {
+            // The sub-blocks of the sender's pool are smaller.
+            let of = shown(&self.apply.header.snapshot.name);
+            let note = format!(
+                "delete {of} at the sender, resize its volume to such a size, and send a new \
+                 snapshot"
+            );
+            if error.kind() == ErrorKind::Invalid { error.with_note(&note) } else { error }
+        })?;
+        answers::volume(resized.volume)
     }
 
     /// Writes the stream to the hidden volume, piece by piece: each is durable before the position
@@ -345,14 +355,14 @@ impl<'a> Receiver<'a> {
         let volume = answers::volume(self.apply.client.attach_volume(request).await?.volume)?;
         self.check_same(hidden, &volume)?;
         let filled = self.fill_attached(&volume, input, stop).await;
+        // Connections of a transfer that failed may still be there.
+        let settled = settled(&mut self.apply.client, hidden, 0).await;
         if let Err((error, true)) = &filled {
             return Err(match self.delete_hidden().await {
                 Ok(()) => error.with_note("what has come of it is deleted: send it again"),
                 Err(_) => error.with_note(&format!("delete {} before it is sent again", self.name)),
             });
         }
-        // Connections of a transfer that failed may still be there.
-        let settled = settled(&mut self.apply.client, hidden, 0).await;
         let (name, pool) = (hidden.name.clone(), hidden.pool.clone());
         let request = DetachVolumeRequest { name, pool, force: true };
         let detached = self.apply.client.detach_volume(request).await;
@@ -385,6 +395,7 @@ impl<'a> Receiver<'a> {
         let empty = self.apply.header.base.is_none();
         let patience = self.apply.asked.reconnect;
         let mut written_bytes = 0;
+        let mut held = self.hold(&target, volume).await.map_err(keeps)?;
         loop {
             let work = {
                 let (pieces, sync_bytes) = (Arc::clone(&pieces), self.sync_bytes);
@@ -406,6 +417,8 @@ impl<'a> Receiver<'a> {
             };
             let written = interruptible(stop, blocking(work)).await.map_err(keeps)?;
             written_bytes += written.written_bytes;
+            // A daemon that was started anew meanwhile has lost the former.
+            drop(std::mem::replace(&mut held, self.hold(&target, volume).await.map_err(keeps)?));
             let (offset, is_strange, ended) = {
                 let mut pieces = lock(&pieces);
                 (pieces.input.at(), pieces.input.is_strange(), pieces.ended.take())
@@ -418,6 +431,20 @@ impl<'a> Receiver<'a> {
                 return ended.map_or_else(|error| Err((error, is_strange)), |()| Ok(written_bytes));
             }
         }
+    }
+
+    /// Connects to the hidden volume, and checks that it is the same. As long as one connection
+    /// lasts, no other receive takes the volume for one that is left over, also between two pieces.
+    async fn hold(
+        &mut self,
+        target: &Arc<Target>,
+        volume: &Volume,
+    ) -> Result<Box<dyn Port>, Error> {
+        let target = Arc::clone(target);
+        let held = blocking(move || port::connect(&*target)).await?;
+        let request = GetVolumeRequest { name: volume.name.clone(), pool: volume.pool.clone() };
+        let now = answers::volume(self.apply.client.get_volume(request).await?.volume)?;
+        self.check_same(volume, &now).map(|()| held)
     }
 
     /// Keeps a position, unless an earlier stream came further.
@@ -502,12 +529,13 @@ impl<'a> Receiver<'a> {
         if now.id == hidden.id { Ok(()) } else { Err(claimed_by_another(&self.apply)) }
     }
 
+    /// Deletes the hidden volume, unless another receive is connected to it by now.
     async fn delete_hidden(&mut self) -> Result<(), Error> {
         let request = DeleteVolumeRequest {
             name: self.name.clone(),
             pool: self.apply.asked.pool.clone(),
-            force: true,
-            ..Default::default()
+            force: false,
+            detach: true,
         };
         self.apply.client.delete_volume(request).await.map(drop)
     }

@@ -55,7 +55,7 @@ const ANSWER_BYTES: usize = 16;
 const MAX_CHUNK: usize = 1 << 20;
 /// Longest text of an answer: an error is one line.
 const MAX_TEXT: usize = 4096;
-/// How long a sender may take to begin: until then it has shown no certificate, and others wait.
+/// How long a sender may take to begin: until then it has shown no certificate.
 const BEGIN: Duration = Duration::from_secs(10);
 /// Longest silence. A receiver that makes data durable is silent for as long.
 const SILENCE: Duration = Duration::from_secs(60);

@@ -7,17 +7,28 @@ use blockd_api::v1::{AttachVolumeRequest, FrontEnd};
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::names::check_new_name;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::super::super::{Import, blocking, interruptible};
 use super::super::{Answer, Apply, human};
 use super::{Prepared, Receive, Receiver, position};
-use crate::transfer::Stop;
 use crate::transfer::increment::{Header, Reader};
 use crate::transfer::link::{Hello, Incoming, Link, Listener, Reply, Shared, lock};
+use crate::transfer::{Stop, interrupted};
 use crate::{Context, answers, names};
 
 /// Bytes that are read from a connection at once: most records have as many.
 const BUFFER_BYTES: usize = 256 << 10;
+
+/// Senders that may be at their beginning at one time, each with a thread and for up to 10 s: more
+/// than a receiver has, and few enough for the descriptors of a process.
+const MAX_BEGINNING: usize = 64;
+
+/// A sender that has begun.
+struct Begun {
+    link: Link,
+    hello: Hello,
+}
 
 /// Receives streams until a signal comes, or one is whole and `--once` is given.
 pub(super) async fn run(
@@ -33,53 +44,77 @@ pub(super) async fn run(
     let bound = async { Listener::bind(address, asked.tls.clone()) };
     let listener = Arc::new(interruptible(&stop, bound).await?);
     eprintln!("blockd: waiting for senders at {}", listener.address()?);
-    loop {
-        let (at, stop_there) = (Arc::clone(&listener), Arc::clone(&stop));
-        let accepted = interruptible(&stop, blocking(move || at.accept(&stop_there))).await;
-        let link = match accepted {
-            Ok(link) => link,
+    let (sender, mut senders) = mpsc::channel(1);
+    tokio::spawn(accept(listener, Arc::clone(&stop), sender));
+    let served = loop {
+        let next = interruptible(&stop, async { Ok(senders.recv().await) }).await?;
+        let Some(begun) = next.filter(|_| stop.check().is_ok()) else {
             // With --once the end is success only once a stream has come.
-            Err(error) if error.kind() == ErrorKind::Interrupted && !asked.once => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Err(error),
-            Err(error) => {
-                // One connection that failed says nothing about the next.
-                eprintln!("blockd: error: {error}");
-                continue;
-            }
+            break if asked.once { Err(interrupted()) } else { Ok(()) };
         };
-        let peer = link.peer().to_owned();
-        match serve(asked, link, sync_bytes, context, &stop).await {
-            Ok(()) if asked.once => return Ok(()),
+        let peer = begun.link.peer().to_owned();
+        match serve(asked, begun, sync_bytes, context, &stop).await {
+            Ok(()) if asked.once => break Ok(()),
             Ok(()) => {}
             Err(error) => eprintln!("blockd: error: sender {peer}: {error}"),
         }
+    };
+    // The process waits for threads that wait for a sender.
+    stop.set();
+    served
+}
+
+/// Accepts senders until it is stopped. One that does not begin holds up none of the others.
+async fn accept(listener: Arc<Listener>, stop: Arc<Stop>, begun: mpsc::Sender<Begun>) {
+    let places = Arc::new(Semaphore::new(MAX_BEGINNING));
+    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+        let (at, stop_there) = (Arc::clone(&listener), Arc::clone(&stop));
+        match blocking(move || at.accept(&stop_there)).await {
+            Ok(link) => {
+                let begun = begun.clone();
+                tokio::spawn(async move {
+                    begin(link, begun).await;
+                    drop(place);
+                });
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => return,
+            // One connection that failed says nothing about the next.
+            Err(error) => eprintln!("blockd: error: {error}"),
+        }
+    }
+}
+
+/// Waits until a sender begins, and passes it on.
+async fn begin(mut link: Link, begun: mpsc::Sender<Begun>) {
+    let peer = link.peer().to_owned();
+    let read = blocking(move || match link.hello() {
+        Ok(hello) => Ok(Begun { link, hello }),
+        // There is none to answer.
+        Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Interrupted) => Err(error),
+        Err(error) => {
+            let shown = Error::Remote(error.detail());
+            let _ = link.answer(&Reply::Refused(error));
+            Err(shown)
+        }
+    });
+    match read.await {
+        // Once streams are not served any more, its connection ends.
+        Ok(sender) => drop(begun.send(sender).await),
+        Err(error) if error.kind() == ErrorKind::Interrupted => {}
+        Err(error) => eprintln!("blockd: error: sender {peer}: {error}"),
     }
 }
 
 /// Receives one stream, and answers its sender.
 async fn serve(
     asked: &Receive,
-    mut link: Link,
+    Begun { link, hello }: Begun,
     sync_bytes: u64,
     context: &Context,
     stop: &Arc<Stop>,
 ) -> Result<(), Error> {
-    let begun = blocking(move || {
-        let hello = link.hello();
-        Ok((link, hello))
-    });
-    let (link, hello) = interruptible(stop, begun).await?;
-    let hello = match hello {
-        // There is none to answer, or one who keeps others waiting.
-        Err(error) if error.kind() == ErrorKind::Io => return Err(error),
-        hello => hello,
-    };
     let link = Arc::new(Mutex::new(link));
-    let received = match hello {
-        Ok(hello) => receive(asked, &link, hello, sync_bytes, context, stop).await,
-        Err(error) => Err(error),
-    };
-    let (reply, done) = match received {
+    let (reply, done) = match receive(asked, &link, hello, sync_bytes, context, stop).await {
         Ok(done) => (Reply::Done, Ok(done)),
         Err(error) => {
             let shown = Error::Remote(error.detail());
