@@ -17,7 +17,6 @@ use super::closing::How;
 use super::dead_record::DeadHosts;
 use super::groups::{Group, Membership};
 use super::making::Lock;
-use super::membership::recover;
 use super::service::wanted_pool;
 use super::{Control, EventKind, Known, blocking};
 
@@ -298,11 +297,13 @@ impl Control {
     }
 
     /// Opens the pool of a cell that this host has. Gives the changes that were replayed from the
-    /// log of a host that was fenced; `None` where there is no pool.
+    /// log of a host that was fenced; `None` where there is no pool. `was_free`: no host had it, so
+    /// that another one may have had it since a takeover that this host has begun.
     pub(super) async fn open_cell(
         &self,
         group: &Arc<Group>,
         cell: &Cell,
+        was_free: bool,
     ) -> Result<Option<u64>, Error> {
         if let Some(known) = self.pool_in(cell) {
             // It failed, or a call has closed it: it keeps its attachments. Where it serves, a task
@@ -324,25 +325,7 @@ impl Control {
             return Ok(None);
         }
         let (config, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
-        let own = self.node().map_or(0, |node| node.number());
-        let mut changes = 0;
-        if let Some(key) = group.member().taking(&cell.name) {
-            let is_own = newest.node == own;
-            if !newest.clean
-                && (is_own || !self.is_of_another(group, key.host(), newest.node).await?)
-            {
-                if !is_own {
-                    self.refuse_returned(group, &cell.name, key).await?;
-                }
-                // H7: a loss of power of the host that had it, which may have this one's number
-                // where both are daemons of one machine.
-                let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
-                let recovered =
-                    blocking(move || recover(&taken, &dir, own, newest.node, true)).await?;
-                changes = recovered.log_changes;
-            }
-            self.note_taking(group, &cell.name, None).await?;
-        }
+        let changes = self.recover_taken(group, cell, was_free, &config, &newest).await?;
         let _name = self.0.making_pools.lock(cell.name.as_str()).await;
         self.open_found(config, newest.pool_id).await?;
         Ok(Some(changes))

@@ -153,13 +153,8 @@ impl Backend {
 
     /// Whether a host has ended, where that can be seen without its daemon.
     fn has_ended(&self, host: HostNumber) -> Result<Option<bool>, HostsError> {
-        match self {
-            Self::Folder(group) => {
-                let is_running = group.is_running(host)?;
-                Ok(is_running.map(|is_running| !is_running))
-            }
-            _ => Ok(None),
-        }
+        let Self::Folder(group) = self else { return Ok(None) };
+        Ok(group.is_running(host)?.map(|is_running| !is_running))
     }
 
     /// Whether disks have keys. The leases of a folder are ended by any host then, and not by the
@@ -269,6 +264,17 @@ impl Group {
     /// Whether a host has ended, where that can be seen without its daemon. Blocks.
     pub(super) fn has_ended(&self, host: HostNumber) -> Result<Option<bool>, Error> {
         Ok(self.backend.has_ended(host)?)
+    }
+
+    /// Whether a host can write to the group's devices: its key is on them, or in a folder its
+    /// process runs. Blocks.
+    pub(super) fn can_write(&self, host: HostNumber) -> Result<bool, Error> {
+        if let Some(has_ended) = self.has_ended(host)? {
+            return Ok(!has_ended);
+        }
+        let keys = self.coordinator().keys()?;
+        let Some(key) = keys.into_iter().find(|key| key.host() == host) else { return Ok(false) };
+        Ok(self.backend.fence(paths_of(&self.member().devices)).is_member(key)?)
     }
 
     /// The key by which a host is known.

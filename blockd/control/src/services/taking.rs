@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use blockd_api::v1;
 use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner};
+use blockd_mapper::format::superblock::Superblock;
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
 
 use super::begun::unmade;
 use super::cells::cell_name;
 use super::groups::{Fenced, Group};
+use super::membership::recover;
 use super::{Control, EventKind, blocking};
+use crate::config::PoolConfig;
 
 /// How long the lease of a host that was fenced is waited for. Sanlock counts a host as dead after
 /// 8 times its limit of IO and 60 s, 140 s by default (`timeouts.c`), and needs some of that again
@@ -109,7 +112,7 @@ impl Control {
         cell: &Cell,
         returns: bool,
     ) -> Result<Option<u64>, Error> {
-        match self.open_cell(group, cell).await {
+        match self.open_cell(group, cell, returns).await {
             Ok(None) => self.give_back(group, &cell.name).await.map(|()| None),
             // One that is being taken from a dead host stays with this one.
             Err(error) if returns && !self.is_open(cell) => {
@@ -218,9 +221,41 @@ impl Control {
         }
     }
 
-    /// Whether the last owner of a pool, by its node, is another host than the one that was fenced:
-    /// it has opened the pool since, and may have it open. A host of an older release has published
-    /// no node, and is taken for the one that was fenced.
+    /// Ends a takeover that this host has begun: replays the log of a pool that the dead host has
+    /// not closed. Gives the changes that were replayed. `was_free`: no host had the cell.
+    pub(super) async fn recover_taken(
+        &self,
+        group: &Arc<Group>,
+        cell: &Cell,
+        was_free: bool,
+        config: &PoolConfig,
+        newest: &Superblock,
+    ) -> Result<u64, Error> {
+        let Some(key) = group.member().taking(&cell.name) else { return Ok(0) };
+        let mut changes = 0;
+        if !newest.clean {
+            let own = self.node().map_or(0, |node| node.number());
+            if newest.node != own {
+                // The opening refuses it then. The takeover is gone on with once that host is dead.
+                if was_free && self.is_of_another(group, key.host(), newest.node).await? {
+                    return Ok(0);
+                }
+                self.refuse_returned(group, &cell.name, key).await?;
+            }
+            // H7: a loss of power of the host that had it, which may have this one's number where
+            // both are daemons of one machine.
+            let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
+            let node = newest.node;
+            let recovered = blocking(move || recover(&taken, &dir, own, node, true)).await?;
+            changes = recovered.log_changes;
+        }
+        self.note_taking(group, &cell.name, None).await?;
+        Ok(changes)
+    }
+
+    /// Whether the last owner of a pool, by its node, is another host than the one that was fenced,
+    /// and can write still: it has opened the pool since, and may have it open. A host of an older
+    /// release has published no node, and is taken for the one that was fenced.
     pub(super) async fn is_of_another(
         &self,
         group: &Arc<Group>,
@@ -228,8 +263,20 @@ impl Control {
         node: u32,
     ) -> Result<bool, Error> {
         let nodes = self.coordinate(group, |leases| leases.nodes()).await?;
-        let is_its = nodes.contains(&(fenced, node));
-        Ok(!is_its && nodes.iter().any(|(_, of)| *of == node))
+        if nodes.contains(&(fenced, node)) {
+            return Ok(false);
+        }
+        let owners: Vec<_> = nodes.into_iter().filter(|(_, of)| *of == node).collect();
+        let group = Arc::clone(group);
+        blocking(move || {
+            for (host, _) in owners {
+                if group.can_write(host)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
+        .await
     }
 
     /// Gives the lease of a cell back as it is, and says that its host has come back.

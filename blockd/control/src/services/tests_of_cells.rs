@@ -107,7 +107,7 @@ pub(super) fn releasing(name: &str) -> v1::ReleaseCellRequest {
     v1::ReleaseCellRequest { group: GROUP.to_owned(), name: name.to_owned(), force: false }
 }
 
-async fn make_volume(rig: &mut Rig, pool: &str, name: &str) {
+pub(super) async fn make_volume(rig: &mut Rig, pool: &str, name: &str) {
     let request = v1::CreateVolumeRequest {
         pool: pool.to_owned(),
         name: name.to_owned(),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use blockd_api::v1;
 use blockd_engine::pool::VolumeId;
-use blockd_hosts::{Coordinator as _, Fence as _, HostNumber, Key};
+use blockd_hosts::{Coordinator as _, Fence as _, Holder, HostNumber, Key};
 use blockd_serve::worker::ConnectionInfo;
 
 use super::cells::cell_name;
 use super::testing::{Rig, folder_on_disk};
 use super::tests_of_begun::deletion;
 use super::tests_of_cells::{
-    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, die, handing, taking, volumes,
+    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, die, handing, make_volume, taking, volumes,
 };
 
 #[tokio::test]
@@ -207,16 +207,49 @@ async fn a_cell_whose_takeover_ended_unnoted_is_handed_over() {
     assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
 }
 
+/// A third host, of another node, which has joined.
+async fn third(hosts: &Hosts) -> Rig {
+    let mut rig = Rig::of_other_node("5f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f").await;
+    rig.control.0.groups.add_simulated(GROUP, hosts.array.member(HostNumber(3)));
+    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
+    rig.client.add_volume_group(request).await.unwrap();
+    rig
+}
+
+#[tokio::test]
+async fn a_cell_of_a_host_that_died_while_it_took_it_from_another_one_is_taken() {
+    for is_freed in [false, true] {
+        let mut hosts = Hosts::new().await;
+        let mut third = third(&hosts).await;
+        third.client.create_cell(creation("one")).await.unwrap();
+        make_volume(&mut third, "one", "v").await;
+        die(&third, "one").await;
+        // This host fences it, and dies before or after it has the lease, without a look at the
+        // pool. In the former case the other host has begun a takeover as well.
+        let (member, name) = (hosts.array.member(THIS), cell_name("one").unwrap());
+        let group = hosts.other.control.group(GROUP).unwrap();
+        let (own, key) = (group.key_of(THIS).unwrap(), group.key_of(HostNumber(3)).unwrap());
+        assert!(member.fence(own, key).unwrap());
+        let Holder::Other(owner) = member.cells().unwrap()[0].holder else { panic!("not held") };
+        member.free(&name, owner).unwrap();
+        if is_freed {
+            let note = |member: &mut super::groups::Membership| member.set_taking(&name, Some(own));
+            hosts.other.control.0.groups.change(&group, note).unwrap();
+        } else {
+            member.acquire(&name).unwrap();
+        }
+        hosts.other.client.take_cell(taking("one", !is_freed)).await.unwrap();
+        assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+    }
+}
+
 #[tokio::test]
 async fn a_cell_that_another_host_has_opened_since_is_not_recovered_by_an_old_takeover() {
     let mut hosts = Hosts::new().await;
     hosts.create("one").await;
     hosts.die("one").await;
     let (member, name) = (hosts.array.member(HostNumber(3)), cell_name("one").unwrap());
-    let mut third = Rig::of_other_node("5f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f").await;
-    third.control.0.groups.add_simulated(GROUP, member.clone());
-    let request = v1::AddVolumeGroupRequest { name: GROUP.to_owned(), ..Default::default() };
-    third.client.add_volume_group(request).await.unwrap();
+    let mut third = third(&hosts).await;
     // It takes the cell as well, and waits for the lease that the first one to fence ends.
     let group = third.control.group(GROUP).unwrap();
     let key = group.key_of(THIS).unwrap();
