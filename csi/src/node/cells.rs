@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use blockd_api::v1::{self, FrontEnd};
+use tonic::Code;
 
 use super::world::Result;
 use crate::capability::{Capability, Mode};
@@ -70,7 +71,7 @@ pub(super) async fn unstage(plugin: &Plugin, id: &CellId) -> Result<bool> {
 /// cell of one that is on standby here comes, unless another node uses it.
 ///
 /// # Errors
-/// FAILED_PRECONDITION: its cell is on another node. Or the volume can't have that size.
+/// FAILED_PRECONDITION: another node uses it. Or the volume can't have that size.
 pub(super) async fn expand(plugin: &Plugin, id: &CellId, range: &Range) -> Result<Option<i64>> {
     let (daemon, node) = (&plugin.daemon, &plugin.settings.place.node);
     let mut found = daemon.find_volume(&id.cell, &id.volume).await?;
@@ -79,7 +80,7 @@ pub(super) async fn expand(plugin: &Plugin, id: &CellId, range: &Range) -> Resul
             Ok(()) => found = daemon.find_volume(&id.cell, &id.volume).await?,
             // It is refused below.
             Err(error) if cells::is_used_elsewhere(&error) => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(to_be_repeated(id, error)),
         }
     }
     let is_exported = |volume: &v1::Volume| volume.attached && volume.front_end() == FrontEnd::Nbd;
@@ -87,6 +88,18 @@ pub(super) async fn expand(plugin: &Plugin, id: &CellId, range: &Range) -> Resul
     refuse_standby(&id.to_string(), &volume)?;
     let volume = provision::expand(plugin, volume, range).await?;
     Ok(Some(plugin.capacity(&volume).get()))
+}
+
+/// The error of a cell that can't come now. After FAILED_PRECONDITION the kubelet makes the volume
+/// no larger on this node until it is staged again.
+fn to_be_repeated(id: &CellId, error: Error) -> Error {
+    match error {
+        Error::InUse { what, problem } => Error::Aborted { what, problem },
+        error if error.code() == Code::FailedPrecondition => {
+            Error::Aborted { what: format!("volume {id}:"), problem: error.to_string() }
+        }
+        error => error,
+    }
 }
 
 /// Refuses to make a volume larger whose cell is on another node.
@@ -123,4 +136,30 @@ pub(super) fn check_published(id: &str, front_end: FrontEnd) -> Result<()> {
     let problem = "has front-end: nbd and so no device to publish: clients connect to its export, \
                    which `blockd show` names";
     Err(Error::in_use(format_args!("volume {id}"), problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Cell, MIB, Rig};
+
+    #[tokio::test]
+    async fn growth_is_repeated_unless_another_node_uses_the_volume() {
+        let rig = Rig::simple();
+        let plugin = rig.plugin();
+        rig.fake.add_group("san", 10_240 * MIB);
+        let id = plugin.settings.cells.id("san", "pvc-1");
+        let set_silent = |is_silent: bool| {
+            let standby = Some(id.volume.clone());
+            let cell = Cell { holder: 2, is_silent, is_used: true, standby, ..Cell::default() };
+            rig.fake.change_group("san", |group| drop(group.cells.insert(id.cell.clone(), cell)));
+        };
+        set_silent(true);
+        let error = expand(&plugin, &id, &Range::default()).await.unwrap_err();
+        assert_eq!(error.code(), Code::Aborted, "{error}");
+        assert!(error.to_string().contains("blockd node declare-dead san/2"), "{error}");
+        // Refused by the node part, as it is on standby.
+        set_silent(false);
+        assert_eq!(expand(&plugin, &id, &Range::default()).await.unwrap(), None);
+    }
 }
