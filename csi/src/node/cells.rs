@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use blockd_api::v1::{self, FrontEnd};
 use tonic::Code;
 
-use super::world::Result;
+use super::real::mark_of;
+use super::world::{Result, Unfinished};
 use crate::capability::{Capability, Mode};
 use crate::cells::{self, Aim, CellId};
 use crate::error::Error;
@@ -37,8 +38,16 @@ pub(super) async fn stage(
         let allowed = "block with front-end: nbd, which makes no device to mount";
         return Err(Error::invalid("volume_capability.access_type", "mount", allowed));
     }
-    if plugin.daemon.find_volume(&id.cell, &id.volume).await?.is_some_and(|it| it.standby) {
-        return Ok(());
+    if let Some(volume) = plugin.daemon.find_volume(&id.cell, &id.volume).await? {
+        if volume.standby {
+            return Ok(());
+        }
+        // A later stage would format it, with all that is written to it until then.
+        if mark_of(&volume, &plugin.settings.keys.unfinished()) != Unfinished::Nothing {
+            let problem = "holds the rest of an interrupted mkfs, which a stage with front-end: \
+                           ublk removes";
+            return Err(Error::in_use(format_args!("volume {id}"), problem));
+        }
     }
     let request = v1::AttachVolumeRequest {
         name: id.volume.clone(),
@@ -141,6 +150,7 @@ pub(super) fn check_published(id: &str, front_end: FrontEnd) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capability::Access;
     use crate::testing::{Cell, MIB, Rig};
 
     #[tokio::test]
@@ -161,5 +171,25 @@ mod tests {
         // Refused by the node part, as it is on standby.
         set_silent(false);
         assert_eq!(expand(&plugin, &id, &Range::default()).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn the_rest_of_an_interrupted_mkfs_is_not_exported() {
+        let rig = Rig::simple();
+        let plugin = rig.plugin();
+        rig.fake.add_group("san", 10_240 * MIB);
+        let id = plugin.settings.cells.id("san", "pvc-1");
+        let (group, name) = (id.group.clone(), id.cell.clone());
+        let cell =
+            v1::CreateCellRequest { group, name, device_bytes: 128 * MIB, ..Default::default() };
+        plugin.daemon.create_cell(cell).await.unwrap();
+        rig.fake.add(&id.cell, &id.volume, 64 * MIB);
+        rig.fake.change(&id.cell, &id.volume, |volume| {
+            volume.labels.insert(plugin.settings.keys.unfinished(), "file-system".to_owned());
+        });
+        let block = Capability { access: Access::Block, mode: Mode::Writer };
+        let error = stage(&plugin, &id, &block, FrontEnd::Nbd).await.unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+        assert!(error.to_string().contains("interrupted mkfs"), "{error}");
     }
 }

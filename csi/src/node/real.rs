@@ -149,7 +149,7 @@ const MARKS: [(Unfinished, &str); 2] =
 
 /// The mark of a volume in a cell. While another node has the cell, its label is not known here and
 /// nothing is done that it decides.
-fn mark_of(volume: &v1::Volume, key: &str) -> Unfinished {
+pub(super) fn mark_of(volume: &v1::Volume, key: &str) -> Unfinished {
     let value = volume.labels.get(key).filter(|_| !volume.standby);
     let found = MARKS.iter().find(|(_, name)| value.is_some_and(|value| value == name));
     found.map_or(Unfinished::Nothing, |(mark, _)| *mark)
