@@ -12,6 +12,7 @@ use blockd_media::error::{Error, shown};
 use super::begun::unmade;
 use super::cells::cell_name;
 use super::groups::{Fenced, Group};
+use super::peers::{CALL_LIMIT, within};
 use super::{Control, EventKind, blocking};
 
 /// How long the lease of a host that was fenced is waited for. Sanlock counts a host as dead after
@@ -139,7 +140,7 @@ impl Control {
             host: u32::from(group.host().0),
             only_unused,
         };
-        let handed = peer.hand_over_cell(request).await;
+        let handed = within(CALL_LIMIT, peer.hand_over_cell(request)).await;
         handed.map(drop).map_err(|status| super::standby::refused(host, &status))
     }
 
