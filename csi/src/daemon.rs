@@ -12,7 +12,7 @@ use blockd_api::v1::control_client::ControlClient;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
 use crate::error::Error;
 
@@ -33,13 +33,16 @@ const STREAM_WINDOW: u32 = 128 * 1024;
 /// The same for all streams together: more than there can be, so that none waits for another.
 const STREAMS_WINDOW: u32 = 128 * STREAM_WINDOW;
 
+/// How a call ended.
+type Answer<T> = Result<Response<T>, Status>;
+
 /// The daemon, which may be away.
 #[derive(Clone, Debug)]
 pub struct Daemon {
     client: ControlClient<Channel>,
     /// A separate connection: unread messages of a stream must not delay calls.
     streams: ControlClient<Channel>,
-    /// How long the next message of a stream may take.
+    /// How long a call, or the next message of a stream, may take.
     call_time: Duration,
     socket: Arc<Path>,
 }
@@ -56,11 +59,11 @@ macro_rules! calls {
                 /// The daemon's error, or the daemon does not answer.
                 pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, Error> {
                     let mut client = self.client.clone();
-                    let mut answer = client.$name(request.clone()).await;
+                    let mut answer = self.within(client.$name(request.clone())).await;
                     if answer.as_ref().is_err_and(is_broken) {
-                        answer = client.$name(request).await;
+                        answer = self.within(client.$name(request)).await;
                     }
-                    answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
+                    answer.map_err(|status| self.failed(&status))
                 }
             )*
         }
@@ -105,9 +108,7 @@ impl Daemon {
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         });
         // The host is not used, and has to be there.
-        let endpoint = Endpoint::from_static("http://blockd.invalid")
-            .timeout(call_time)
-            .connect_timeout(CONNECT_TIME);
+        let endpoint = Endpoint::from_static("http://blockd.invalid").connect_timeout(CONNECT_TIME);
         let streams = endpoint
             .clone()
             .initial_stream_window_size(STREAM_WINDOW)
@@ -148,11 +149,11 @@ impl Daemon {
     /// The daemon's error, or the daemon does not answer.
     pub async fn diff_volume(&self, request: v1::DiffVolumeRequest) -> Result<Differences, Error> {
         let mut client = self.streams.clone();
-        let mut answer = client.diff_volume(request.clone()).await;
+        let mut answer = self.within(client.diff_volume(request.clone())).await;
         if answer.as_ref().is_err_and(is_broken) {
-            answer = client.diff_volume(request).await;
+            answer = self.within(client.diff_volume(request)).await;
         }
-        let stream = answer.map_err(|status| self.failed(&status))?.into_inner();
+        let stream = answer.map_err(|status| self.failed(&status))?;
         Ok(Differences { stream, daemon: self.clone() })
     }
 
@@ -165,12 +166,12 @@ impl Daemon {
         request: v1::HealthRequest,
     ) -> Result<Option<v1::HealthResponse>, Error> {
         let mut client = self.client.clone();
-        let mut answer = client.health(request.clone()).await;
+        let mut answer = self.within(client.health(request.clone())).await;
         if answer.as_ref().is_err_and(is_broken) {
-            answer = client.health(request).await;
+            answer = self.within(client.health(request)).await;
         }
         match answer {
-            Ok(answer) => Ok(Some(answer.into_inner())),
+            Ok(answer) => Ok(Some(answer)),
             Err(status) if status.code() == Code::Unimplemented => Ok(None),
             Err(status) => Err(self.failed(&status)),
         }
@@ -185,15 +186,22 @@ impl Daemon {
         request: v1::ListVolumeGroupsRequest,
     ) -> Result<Vec<v1::VolumeGroup>, Error> {
         let mut client = self.client.clone();
-        let mut answer = client.list_volume_groups(request.clone()).await;
+        let mut answer = self.within(client.list_volume_groups(request.clone())).await;
         if answer.as_ref().is_err_and(is_broken) {
-            answer = client.list_volume_groups(request).await;
+            answer = self.within(client.list_volume_groups(request)).await;
         }
         match answer {
-            Ok(answer) => Ok(answer.into_inner().groups),
+            Ok(answer) => Ok(answer.groups),
             Err(status) if status.code() == Code::Unimplemented => Ok(Vec::new()),
             Err(status) => Err(self.failed(&status)),
         }
+    }
+
+    /// Bounds a call with its answer: a timeout of the endpoint ends at the headers of the answer.
+    async fn within<T>(&self, call: impl Future<Output = Answer<T>>) -> Result<T, Status> {
+        let answer = tokio::time::timeout(self.call_time, call).await;
+        let late = |_| Status::deadline_exceeded("");
+        answer.map_err(late).flatten().map(Response::into_inner)
     }
 
     /// Where it is looked for.
@@ -250,6 +258,10 @@ fn is_broken(status: &Status) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::UnixListener;
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::transport::Server;
+
     use super::*;
 
     #[tokio::test]
@@ -258,5 +270,36 @@ mod tests {
         let error = daemon.version(v1::VersionRequest {}).await.unwrap_err();
         assert_eq!(error.code(), Code::Unavailable);
         assert_eq!(error.to_string(), "blockd at /nonexistent/control.sock: it is away");
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_stops_within_its_answer_is_unavailable() {
+        let name = format!("blockd-csi-silent-{}", std::process::id());
+        let socket = std::env::temp_dir().join(name);
+        let listener = UnixListener::bind(&socket).unwrap();
+        // The headers come, and nothing behind them.
+        let silent = axum::Router::new().fallback(|| async {
+            let body = tokio_stream::pending::<Result<String, std::io::Error>>();
+            ([("content-type", "application/grpc")], axum::body::Body::from_stream(body))
+        });
+        let mut server = Server::builder();
+        let served = server.add_routes(silent.into());
+        tokio::spawn(served.serve_with_incoming(UnixListenerStream::new(listener)));
+        let daemon = Daemon::with_call_time(socket.clone(), Duration::from_millis(100));
+        let calls = async {
+            [
+                daemon.version(v1::VersionRequest {}).await.map(drop),
+                daemon.find_health(v1::HealthRequest::default()).await.map(drop),
+                daemon.find_groups(v1::ListVolumeGroupsRequest::default()).await.map(drop),
+            ]
+        };
+        let answers = tokio::time::timeout(Duration::from_secs(60), calls).await;
+        std::fs::remove_file(&socket).unwrap();
+        for answer in answers.expect("calls should end") {
+            let error = answer.unwrap_err();
+            assert_eq!(error.code(), Code::Unavailable);
+            let address = daemon.address();
+            assert_eq!(error.to_string(), format!("blockd at {address}: no answer in time"));
+        }
     }
 }

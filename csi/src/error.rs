@@ -230,6 +230,19 @@ impl Error {
         }
     }
 
+    /// Whether the kubelet counts a call with this error as ended: it calls for no undo then.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        !matches!(
+            self.code(),
+            Code::Cancelled
+                | Code::DeadlineExceeded
+                | Code::Unavailable
+                | Code::ResourceExhausted
+                | Code::Aborted
+        )
+    }
+
     /// The daemon's kind of the error, if it comes from the daemon.
     #[must_use]
     pub fn daemon_kind(&self) -> Option<ErrorKind> {

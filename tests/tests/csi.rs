@@ -356,7 +356,7 @@ fn a_node_that_is_down_gives_no_condition_and_reports_the_true_one_afterwards() 
     // A monitor on another node, as far as it can see: no answer, and none that says it is well.
     let monitor = rig.plugin.client(Duration::from_millis(500)).unwrap();
     assert_eq!(condition(&monitor, &id).unwrap().message, "healthy");
-    rig.plugin.signal(Signal::SIGSTOP).unwrap();
+    rig.plugin.freeze().unwrap();
     let late = [Code::DeadlineExceeded, Code::Cancelled];
     let stopped = condition(&monitor, &id).unwrap_err().code();
     let list = monitor.list_volumes(ListVolumesRequest::default()).unwrap_err().code();

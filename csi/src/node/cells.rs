@@ -4,8 +4,10 @@
 use std::collections::HashMap;
 
 use blockd_api::v1::{self, FrontEnd};
+use tonic::Code;
 
-use super::world::Result;
+use super::real::mark_of;
+use super::world::{Result, Unfinished};
 use crate::capability::{Capability, Mode};
 use crate::cells::{self, Aim, CellId};
 use crate::error::Error;
@@ -36,8 +38,20 @@ pub(super) async fn stage(
         let allowed = "block with front-end: nbd, which makes no device to mount";
         return Err(Error::invalid("volume_capability.access_type", "mount", allowed));
     }
-    if plugin.daemon.find_volume(&id.cell, &id.volume).await?.is_some_and(|it| it.standby) {
-        return Ok(());
+    if let Some(volume) = plugin.daemon.find_volume(&id.cell, &id.volume).await? {
+        if volume.standby {
+            return Ok(());
+        }
+        // A later stage would format it, with all that is written to it until then.
+        let key = plugin.settings.keys.unfinished();
+        let is_exported = volume.attached && volume.front_end() == FrontEnd::Nbd;
+        if !is_exported && mark_of(&volume, &key) != Unfinished::Nothing {
+            let problem = format!(
+                "holds the rest of an interrupted mkfs, which a stage with front-end: ublk \
+                 removes; if it was written over NBD since, remove its label {key} instead"
+            );
+            return Err(Error::in_use(format_args!("volume {id}"), problem));
+        }
     }
     let request = v1::AttachVolumeRequest {
         name: id.volume.clone(),
@@ -70,7 +84,7 @@ pub(super) async fn unstage(plugin: &Plugin, id: &CellId) -> Result<bool> {
 /// cell of one that is on standby here comes, unless another node uses it.
 ///
 /// # Errors
-/// FAILED_PRECONDITION: its cell is on another node. Or the volume can't have that size.
+/// FAILED_PRECONDITION: another node uses it. Or the volume can't have that size.
 pub(super) async fn expand(plugin: &Plugin, id: &CellId, range: &Range) -> Result<Option<i64>> {
     let (daemon, node) = (&plugin.daemon, &plugin.settings.place.node);
     let mut found = daemon.find_volume(&id.cell, &id.volume).await?;
@@ -79,7 +93,7 @@ pub(super) async fn expand(plugin: &Plugin, id: &CellId, range: &Range) -> Resul
             Ok(()) => found = daemon.find_volume(&id.cell, &id.volume).await?,
             // It is refused below.
             Err(error) if cells::is_used_elsewhere(&error) => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(to_be_repeated(id, error)),
         }
     }
     let is_exported = |volume: &v1::Volume| volume.attached && volume.front_end() == FrontEnd::Nbd;
@@ -87,6 +101,18 @@ pub(super) async fn expand(plugin: &Plugin, id: &CellId, range: &Range) -> Resul
     refuse_standby(&id.to_string(), &volume)?;
     let volume = provision::expand(plugin, volume, range).await?;
     Ok(Some(plugin.capacity(&volume).get()))
+}
+
+/// The error of a cell that can't come now. After FAILED_PRECONDITION the kubelet makes the volume
+/// no larger on this node until it is staged again.
+fn to_be_repeated(id: &CellId, error: Error) -> Error {
+    match error {
+        Error::InUse { what, problem } => Error::Aborted { what, problem },
+        error if error.code() == Code::FailedPrecondition => {
+            Error::Aborted { what: format!("volume {id}:"), problem: error.to_string() }
+        }
+        error => error,
+    }
 }
 
 /// Refuses to make a volume larger whose cell is on another node.
@@ -123,4 +149,59 @@ pub(super) fn check_published(id: &str, front_end: FrontEnd) -> Result<()> {
     let problem = "has front-end: nbd and so no device to publish: clients connect to its export, \
                    which `blockd show` names";
     Err(Error::in_use(format_args!("volume {id}"), problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capability::Access;
+    use crate::testing::{Cell, MIB, Rig};
+
+    #[tokio::test]
+    async fn growth_is_repeated_unless_another_node_uses_the_volume() {
+        let rig = Rig::simple();
+        let plugin = rig.plugin();
+        rig.fake.add_group("san", 10_240 * MIB);
+        let id = plugin.settings.cells.id("san", "pvc-1");
+        let set_silent = |is_silent: bool| {
+            let standby = Some(id.volume.clone());
+            let cell = Cell { holder: 2, is_silent, is_used: true, standby, ..Cell::default() };
+            rig.fake.change_group("san", |group| drop(group.cells.insert(id.cell.clone(), cell)));
+        };
+        set_silent(true);
+        let error = expand(&plugin, &id, &Range::default()).await.unwrap_err();
+        assert_eq!(error.code(), Code::Aborted, "{error}");
+        assert!(error.to_string().contains("blockd node declare-dead san/2"), "{error}");
+        // Refused by the node part, as it is on standby.
+        set_silent(false);
+        assert_eq!(expand(&plugin, &id, &Range::default()).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn the_rest_of_an_interrupted_mkfs_is_not_exported() {
+        let rig = Rig::simple();
+        let plugin = rig.plugin();
+        rig.fake.add_group("san", 10_240 * MIB);
+        let id = plugin.settings.cells.id("san", "pvc-1");
+        let (group, name) = (id.group.clone(), id.cell.clone());
+        let cell =
+            v1::CreateCellRequest { group, name, device_bytes: 128 * MIB, ..Default::default() };
+        plugin.daemon.create_cell(cell).await.unwrap();
+        rig.fake.add(&id.cell, &id.volume, 64 * MIB);
+        rig.fake.change(&id.cell, &id.volume, |volume| {
+            volume.labels.insert(plugin.settings.keys.unfinished(), "file-system".to_owned());
+        });
+        let block = Capability { access: Access::Block, mode: Mode::Writer };
+        let error = stage(&plugin, &id, &block, FrontEnd::Nbd).await.unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+        assert!(error.to_string().contains("interrupted mkfs"), "{error}");
+        // One that is exported already, as by an older plugin, may have been written since.
+        rig.fake.change(&id.cell, &id.volume, |volume| {
+            volume.attached = true;
+            volume.set_front_end(FrontEnd::Nbd);
+        });
+        rig.fake.take_log();
+        let staged = stage(&plugin, &id, &block, FrontEnd::Nbd).await;
+        assert!(rig.fake.take_log().contains(&"attach_volume"), "{staged:?}");
+    }
 }

@@ -149,7 +149,7 @@ const MARKS: [(Unfinished, &str); 2] =
 
 /// The mark of a volume in a cell. While another node has the cell, its label is not known here and
 /// nothing is done that it decides.
-fn mark_of(volume: &v1::Volume, key: &str) -> Unfinished {
+pub(super) fn mark_of(volume: &v1::Volume, key: &str) -> Unfinished {
     let value = volume.labels.get(key).filter(|_| !volume.standby);
     let found = MARKS.iter().find(|(_, name)| value.is_some_and(|value| value == name));
     found.map_or(Unfinished::Nothing, |(mark, _)| *mark)
@@ -172,6 +172,7 @@ fn marking(place: &Place, key: String, unfinished: Unfinished) -> v1::ConfigureV
 fn shown(volume: &v1::Volume, unfinished: Option<Unfinished>) -> Volume {
     // A device that is no front end of the daemon's is the kernel's own.
     let own = volume.front_end() == FrontEnd::Unspecified && !volume.device_path.is_empty();
+    let attached = volume.attached && volume.front_end() == FrontEnd::Ublk;
     let is_device = volume.front_end() == FrontEnd::Ublk && !volume.device_path.is_empty();
     let device = (own || is_device).then(|| Device {
         path: volume.device_path.as_str().into(),
@@ -184,6 +185,7 @@ fn shown(volume: &v1::Volume, unfinished: Option<Unfinished>) -> Volume {
         size_bytes: volume.size_bytes,
         empty: !own && !volume.standby && volume.valid_bytes == 0,
         standby: volume.standby,
+        attached,
         device,
         read_only,
         mapped_bytes: volume.mapped_bytes,
@@ -250,7 +252,7 @@ impl Volumes for Real {
     fn detach(&self, place: &Place) -> Result<()> {
         let found = self.find(place)?;
         let Some(volume) = found.map(|volume| self.shown(&volume)) else { return Ok(()) };
-        if volume.device.is_none() {
+        if !volume.attached && volume.device.is_none() {
             return Ok(());
         }
         for _ in 0..TRIES {
@@ -384,6 +386,25 @@ mod tests {
                 assert_eq!(unfinished(&place), Some(mark));
                 let volume = rig.fake.volume(&place.pool, &place.name).unwrap();
                 assert_eq!(volume.labels.get(key).map(String::as_str), label);
+            }
+        };
+        tokio::task::spawn_blocking(work).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_volume_whose_device_is_not_there_is_detached() {
+        let rig = Rig::simple();
+        rig.fake.add("default", "csi.a", 64 * MIB);
+        let place = Place { pool: "default".to_owned(), name: "csi.a".to_owned() };
+        let world = Real::open(rig.plugin()).unwrap();
+        let work = move || {
+            for (front_end, is_left) in [(FrontEnd::Ublk, false), (FrontEnd::Nbd, true)] {
+                rig.fake.change("default", "csi.a", |volume| {
+                    (volume.attached, volume.front_end) = (true, front_end.into());
+                });
+                world.detach(&place).unwrap();
+                let volume = rig.fake.volume("default", "csi.a").unwrap();
+                assert_eq!(volume.attached, is_left, "{front_end:?}");
             }
         };
         tokio::task::spawn_blocking(work).await.unwrap();

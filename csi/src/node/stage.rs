@@ -58,7 +58,8 @@ impl Request<'_> {
     }
 }
 
-/// Stages a volume, or goes on where an earlier call ended.
+/// Stages a volume, or goes on where an earlier call ended. A failure after which the kubelet does
+/// not unstage leaves nothing, unless the volume was staged or published before.
 ///
 /// # Errors
 /// When it is staged in another way, holds something else, or a step fails.
@@ -71,11 +72,12 @@ pub fn stage(world: &World<'_>, request: &Request<'_>) -> Result<()> {
                        PersistentVolume lacks the attribute that the class gave it";
         return Err(Error::in_use(format_args!("volume {}", request.volume), problem));
     }
-    let mut record = world
+    let record = world
         .volumes
         .record(request.volume)
         .unwrap_or_else(|| Record::new(request.volume, request.place));
     let table = world.machine.mounts()?;
+    let is_used = is_used(&table, &record, &volume);
     let mut wanted = request.stage();
     match &record.stage {
         Some(there) if steps::is_staged(&table, there, &volume) => {
@@ -100,15 +102,52 @@ pub fn stage(world: &World<'_>, request: &Request<'_>) -> Result<()> {
     }
     let same = record.stage.as_ref().filter(|there| there.path == request.path);
     wanted.made_folder = same.is_some_and(|there| there.made_folder);
+    match show(world, record, request, wanted, &volume) {
+        Err(error) if error.is_final() && !is_used => Err(undo(world, request, error)),
+        result => result,
+    }
+}
+
+/// Whether an earlier stage or a publication uses the volume.
+fn is_used(table: &Table, record: &Record, volume: &Volume) -> bool {
+    let is_mounted = |path: &Path| table.at(path).is_some();
+    let is_staged =
+        |there: &Stage| is_mounted(&there.path) || steps::is_staged(table, there, volume);
+    let is_of = |device| table.entries.iter().any(|entry| entry.is_of(device));
+    record.stage.as_ref().is_some_and(is_staged)
+        || record.targets.iter().any(|target| is_mounted(&target.path))
+        || volume.device.as_ref().is_some_and(is_of)
+}
+
+/// Undoes a stage that has failed, and returns the error of the call.
+fn undo(world: &World<'_>, request: &Request<'_>, error: Error) -> Error {
+    match unstage(world, request.volume, request.place, request.path) {
+        Ok(()) => error,
+        // After an error that is not final the kubelet undoes it.
+        Err(left) => Error::Aborted {
+            what: format!("{error};"),
+            problem: format!("undoing the stage failed: {left}"),
+        },
+    }
+}
+
+/// Writes a stage down and makes it.
+fn show(
+    world: &World<'_>,
+    mut record: Record,
+    request: &Request<'_>,
+    wanted: Stage,
+    volume: &Volume,
+) -> Result<()> {
     if record.stage.as_ref() != Some(&wanted) {
         record.stage = Some(wanted);
         world.volumes.keep(&record)?;
     }
     let read_only = request.mode == Mode::ReaderOnly;
     match request.spec {
-        None => block(world, &mut record, request, &volume, read_only),
-        Some(spec) if read_only => read(world, &mut record, request, spec, &volume),
-        Some(spec) => write(world, &mut record, request, spec, &volume),
+        None => block(world, &mut record, request, volume, read_only),
+        Some(spec) if read_only => read(world, &mut record, request, spec, volume),
+        Some(spec) => write(world, &mut record, request, spec, volume),
     }
 }
 
@@ -357,10 +396,7 @@ fn unformat(world: &World<'_>, record: &mut Record, volume: &Volume) -> Result<(
     }
     let volume = world.volumes.bare(&record.place)?;
     let device = steps::device_of(&record.volume, &volume)?;
-    if !world.machine.is_free(device)? {
-        let what = format!("volume {}", record.volume);
-        return Err(Error::in_use(what, "is still being written by an earlier try"));
-    }
+    steps::free(world, record, device)?;
     world.machine.wipe(device)?;
     steps::mark(world, &record.place, &volume, Unfinished::Nothing)?;
     record.formatting = false;

@@ -26,6 +26,8 @@ pub struct Volume {
     pub empty: bool,
     /// Its cell is on another node. Nothing is known of its content then.
     pub standby: bool,
+    /// Attached as a block device by the daemon, also where that device is not there.
+    pub attached: bool,
     /// Its block device, while it is attached as one.
     pub device: Option<Device>,
     /// Attached so that it can't be written.

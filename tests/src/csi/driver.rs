@@ -22,6 +22,9 @@ use super::cx::Answer;
 /// Entries of a list that no driver under test comes near to: a list without end is given up.
 const MOST_PAGES: usize = 100_000;
 
+/// Beyond its limit, how long a call may take whose answer has begun in time.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// The capabilities that a driver offers.
 #[derive(Clone, Debug, Default)]
 pub struct Offers {
@@ -59,7 +62,7 @@ macro_rules! calls {
             let mut client = $client::new(self.channel.clone());
             let mut request = Request::new(request);
             request.set_timeout(self.limit);
-            self.wait(async move { client.$call(request).await })
+            self.wait(async move { client.$call(request).await.map(Response::into_inner) })
         }
     )+)+};
 }
@@ -75,7 +78,7 @@ macro_rules! streams {
             let mut client = self.changes();
             let mut request = Request::new(request);
             request.set_timeout(self.limit);
-            self.runtime.block_on(async move {
+            self.wait(async move {
                 let mut stream = client.$call(request).await?.into_inner();
                 let mut all = Vec::new();
                 while let Some(answer) = stream.message().await? {
@@ -258,8 +261,12 @@ impl Driver {
         }
     }
 
-    fn wait<T>(&self, call: impl Future<Output = Answer<Response<T>>>) -> Answer<T> {
-        self.runtime.block_on(call).map(Response::into_inner)
+    /// Waits for a call. The time limit of the request itself ends at the headers of its answer.
+    fn wait<T>(&self, call: impl Future<Output = Answer<T>>) -> Answer<T> {
+        let limit = self.limit + GRACE;
+        let late = |_| Status::deadline_exceeded(format!("no end of the answer after {limit:?}"));
+        let call = async { tokio::time::timeout(limit, call).await };
+        self.runtime.block_on(call).map_err(late).flatten()
     }
 
     /// Volumes in pages of this length; 0 for all at once.
@@ -336,5 +343,17 @@ fn there<T>(answer: Answer<T>) -> Result<Option<T>, Status> {
     match answer {
         Err(status) if status.code() == Code::Unimplemented => Ok(None),
         other => other.map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_does_not_end_is_given_up() {
+        let driver = Driver::unasked("/nonexistent", Duration::from_millis(10)).unwrap();
+        let answer = driver.wait(std::future::pending::<Answer<()>>());
+        assert_eq!(answer.unwrap_err().code(), Code::DeadlineExceeded);
     }
 }

@@ -287,6 +287,14 @@ impl Plugin {
         Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
     }
 
+    /// Stops all of its threads, until it is sent SIGCONT.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn freeze(&self) -> Result<()> {
+        tools::freeze(self.pid().context("the plugin does not run")?)
+    }
+
     /// Ends it in order.
     ///
     /// # Errors

@@ -386,22 +386,12 @@ impl Daemon {
         kill(Pid::from_raw(i32::try_from(pid)?), signal).context("signalling the daemon")
     }
 
-    /// Stops all of its threads, as a host that freezes does, until it is sent SIGCONT. After the
-    /// signal alone threads run on until one of them, which may have to wait for a processor, stops
-    /// the others.
+    /// Stops it as a host that freezes does, until it is sent SIGCONT.
     ///
     /// # Errors
     /// When it does not run.
     pub fn freeze(&self) -> Result<()> {
-        self.signal(Signal::SIGSTOP)?;
-        let pid = self.pid().context("the daemon does not run")?;
-        let is_stopped = |status: String| status.contains("\nState:\tT");
-        let all_stopped = || -> Option<()> {
-            let mut threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-            let status = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("status"));
-            threads.all(|thread| thread.and_then(status).is_ok_and(is_stopped)).then_some(())
-        };
-        tools::wait_until("the daemon's threads to stop", STOP_LIMIT, all_stopped)
+        tools::freeze(self.pid().context("the daemon does not run")?)
     }
 
     /// Waits for it to end.

@@ -1,17 +1,22 @@
 //! Programs that system tests start, and places they write to.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::clock::Clock;
 
 /// How the names begin of what cargo sets for the package that it runs.
 const OF_A_PACKAGE: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
+/// How long the threads of a process may take to stop: each waits for a processor.
+const FREEZE_LIMIT: Duration = Duration::from_secs(60);
 /// The packages of a release.
 const SHIPPED: [&str; 4] = ["--package", "blockd", "--package", "blockd-csi"];
 
@@ -88,6 +93,22 @@ pub fn wait_until<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Optio
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Stops all threads of a process, until it is sent SIGCONT. After the signal alone threads run on
+/// until one of them, which may have to wait for a processor, stops the others.
+///
+/// # Errors
+/// When there is no such process, or its threads do not stop in time.
+pub fn freeze(pid: u32) -> Result<()> {
+    kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGSTOP).context("stopping a process")?;
+    let is_stopped = |status: String| status.contains("\nState:\tT");
+    let all_stopped = || -> Option<()> {
+        let mut threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        let status = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("status"));
+        threads.all(|thread| thread.and_then(status).is_ok_and(is_stopped)).then_some(())
+    };
+    wait_until("all threads of a process to stop", FREEZE_LIMIT, all_stopped)
 }
 
 /// A TCP port of this host that was free a moment ago.

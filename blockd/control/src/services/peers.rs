@@ -30,7 +30,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
 /// How long it may take for a call: to answer what is in flight and to close the pool, 10 s each,
 /// and LVM's command.
-const CALL_LIMIT: Duration = Duration::from_secs(40);
+pub(super) const CALL_LIMIT: Duration = Duration::from_secs(40);
 /// How often a daemon is tried before it counts as silent: one that is being restarted refuses
 /// connections for a second or two, and packets get lost.
 const PROBES: usize = 3;
@@ -192,7 +192,7 @@ impl Control {
             );
             return Err(unreachable(problem));
         }
-        let endpoint = endpoint.connect_timeout(CONNECT_LIMIT).timeout(CALL_LIMIT);
+        let endpoint = endpoint.connect_timeout(CONNECT_LIMIT);
         let endpoint = match tls {
             None => endpoint,
             Some(tls) => {
@@ -209,6 +209,15 @@ impl Control {
         })?;
         Ok(PeersClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES))
     }
+}
+
+/// Bounds a call of another host with its answer: the timeout of an endpoint ends at the headers.
+pub(super) async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Status> {
+    let answer = timeout(limit, call).await;
+    answer.unwrap_or_else(|late| Err(Status::from_error(late.into()))).map(Response::into_inner)
 }
 
 /// Looks whether a program accepts connections at an address.
@@ -300,5 +309,13 @@ mod tests {
         let life = resolved("host:7", never, Duration::from_millis(10)).await.unwrap_err();
         assert!(matches!(&life, Life::NotKnown(why) if why.contains("host:7")), "{life:?}");
         assert!(matches!(probe_once("host:7", &[]).await, Life::NotKnown(_)));
+    }
+
+    #[tokio::test]
+    async fn a_host_that_stops_within_its_answer_does_not_answer() {
+        let never = std::future::pending::<Result<Response<()>, Status>>();
+        let late = within(Duration::from_millis(10), never).await.unwrap_err();
+        let error = super::super::standby::refused(HostNumber(2), &late).to_string();
+        assert!(error.starts_with("host 2 does not answer: "), "{error}");
     }
 }

@@ -21,6 +21,7 @@ use super::attachments::{Attachment, Record, StandbyRecord};
 use super::cells::cell_name;
 use super::devices::{AttachWish, FrontEnd, device_error};
 use super::groups::Group;
+use super::peers::{CALL_LIMIT, within};
 use super::{Control, EventKind, Known, blocking, hex};
 use crate::config::PoolConfig;
 
@@ -147,8 +148,8 @@ impl Control {
     ) -> Result<bool, Error> {
         let mut peer = self.peer(group, host).await?;
         let request = v1::DescribeCellRequest { group: group.name.clone(), name: cell.to_string() };
-        let described = peer.describe_cell(request).await;
-        let described = described.map_err(|status| refused(host, &status))?.into_inner();
+        let described = within(CALL_LIMIT, peer.describe_cell(request)).await;
+        let described = described.map_err(|status| refused(host, &status))?;
         let found = described.volumes.into_iter().find(|one| one.name == volume);
         let found = found.ok_or_else(|| Error::not_found("volume", volume))?;
         let broken = |what: &str| Error::Unexpected {

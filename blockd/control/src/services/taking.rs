@@ -14,6 +14,7 @@ use super::begun::unmade;
 use super::cells::cell_name;
 use super::groups::{Fenced, Group};
 use super::membership::recover;
+use super::peers::{CALL_LIMIT, within};
 use super::{Control, EventKind, blocking};
 use crate::config::PoolConfig;
 
@@ -142,7 +143,7 @@ impl Control {
             host: u32::from(group.host().0),
             only_unused,
         };
-        let handed = peer.hand_over_cell(request).await;
+        let handed = within(CALL_LIMIT, peer.hand_over_cell(request)).await;
         handed.map(drop).map_err(|status| super::standby::refused(host, &status))
     }
 

@@ -304,6 +304,7 @@ fn shown(volume: &Stored, problem: &str) -> Volume {
         size_bytes: volume.size,
         empty: !volume.own && !volume.standby && volume.held == Held::Nothing,
         standby: volume.standby,
+        attached: volume.minor.is_some() && !volume.own,
         device: volume.minor.map(device),
         read_only: volume.read_only,
         mapped_bytes: volume.size / 4,

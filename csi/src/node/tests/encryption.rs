@@ -117,7 +117,7 @@ fn no_slot_of_the_previous_key_is_left() {
 }
 
 #[test]
-fn a_wrong_key_is_an_error_that_health_reports_until_the_right_one_comes() {
+fn a_wrong_key_is_an_error_that_leaves_nothing_attached() {
     let node = node(Held::Nothing);
     stage(&node, &[KEY]).unwrap();
     node.world.state().volumes.get_mut("csi.a").unwrap().image.as_mut().unwrap().held =
@@ -130,9 +130,15 @@ fn a_wrong_key_is_an_error_that_health_reports_until_the_right_one_comes() {
         "volume default/csi.a is encrypted and secrets.key opens none of its key slots; it is left \
          as it is"
     );
-    assert_eq!(causes(&node, STAGING), ["its encryption is not open: the key was refused"]);
+    assert_eq!(node.world.state().volumes["csi.a"].minor, None);
+    assert!(node.world.state().records.is_empty());
     let both = refused(&node, &[("key", OTHER), ("previousKey", "a-third")]);
     assert!(both.to_string().contains("secrets.key and secrets.previousKey opens"), "{both}");
+    // A program has the device open.
+    node.world.state().holders.extend(0..100);
+    assert_eq!(refused(&node, &[("key", OTHER)]).code(), Code::Aborted);
+    assert_eq!(causes(&node, STAGING), ["its encryption is not open: the key was refused"]);
+    node.world.state().holders.clear();
     stage(&node, &[KEY]).unwrap();
     assert!(causes(&node, STAGING).is_empty());
     unstage(&node).unwrap();

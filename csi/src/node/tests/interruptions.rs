@@ -457,6 +457,33 @@ fn a_stage_abandoned_during_mkfs_can_be_repeated_later() {
 }
 
 #[test]
+fn a_stage_that_fails_for_good_leaves_nothing() {
+    let shapes = SHAPES.into_iter().filter(|shape| shape.life()[0] == Call::Stage);
+    for shape in shapes {
+        for wrong in [Wrong::FailsBefore, Wrong::FailsAfter] {
+            let mut cases = 0;
+            for at in 1.. {
+                let life = Life::new(shape, format!("{shape:?}, {wrong:?} at step {at}"));
+                life.world.state().wrong = Some((at, wrong));
+                let result = shape.call(&life.world, &life.place, Call::Stage);
+                if life.world.state().steps < at {
+                    break;
+                }
+                // Else the kubelet undoes it.
+                if result.is_err_and(|error| error.is_final()) {
+                    let held = life.world.state().volumes["csi.a"].held.clone();
+                    assert_ne!(held, Held::Partial, "{}", life.case);
+                    life.insist(Call::Delete);
+                    life.nothing_is_left();
+                    cases += 1;
+                }
+            }
+            assert!(cases > 3, "{shape:?}, {wrong:?}: {cases} cases");
+        }
+    }
+}
+
+#[test]
 fn a_life_goes_on_after_the_machine_was_switched_off() {
     for shape in SHAPES {
         at_every_step(shape, None, |life, index| {

@@ -30,12 +30,52 @@ fn a_device_that_holds_anything_is_never_formatted() {
         for mode in [Mode::Writer, Mode::ReaderOnly] {
             let node = node(held.clone());
             assert_eq!(code(node.stage(mode, "ext4")), Code::FailedPrecondition, "{held:?}");
-            assert_eq!(node.world.state().volumes["csi.a"].held, held);
-            node.unstage().unwrap();
-            let state = node.world.state();
-            assert!(state.records.is_empty() && state.paths.is_empty() && state.mounts.is_empty());
-            assert_eq!(state.volumes["csi.a"].held, held);
+            // Another node can use it: the kubelet does not unstage after this error.
+            for _ in 0..2 {
+                let state = node.world.state();
+                let volume = &state.volumes["csi.a"];
+                assert_eq!((&volume.held, volume.minor), (&held, None));
+                assert!(state.records.is_empty() && state.paths.is_empty());
+                assert!(state.mounts.is_empty());
+                drop(state);
+                node.unstage().unwrap();
+            }
         }
+    }
+}
+
+#[test]
+fn a_stage_that_cannot_be_undone_is_left_to_the_kubelet() {
+    let node = node(Held::Raw);
+    // A program has the device open.
+    node.world.state().holders.insert(1);
+    let error = node.stage(Mode::Writer, "ext4").unwrap_err();
+    assert_eq!((error.code(), error.is_final()), (Code::Aborted, false));
+    let text = error.to_string();
+    assert!(text.contains("left as it is; undoing the stage failed: csi.a is in use"), "{text}");
+    assert_eq!(node.world.state().volumes["csi.a"].minor, Some(1));
+    node.world.state().holders.clear();
+    assert_eq!(code(node.stage(Mode::Writer, "ext4")), Code::FailedPrecondition);
+    assert_eq!(node.world.state().volumes["csi.a"].minor, None);
+}
+
+#[test]
+fn a_stage_that_fails_undoes_nothing_that_is_used() {
+    for (path, used) in [(STAGING, "/t/1"), ("/t/1", STAGING)] {
+        let node = node(Held::Nothing);
+        node.stage(Mode::Writer, "ext4").unwrap();
+        node.publish(&mount("/t/1")).unwrap();
+        let mut state = node.world.state();
+        state.mounts.retain(|entry| entry.path != Path::new(path));
+        // Its device is damaged meanwhile.
+        state.volumes.get_mut("csi.a").unwrap().held = Held::Other("nothing it knows");
+        drop(state);
+        let other = if path == STAGING { "ext4" } else { "xfs" };
+        node.stage(Mode::Writer, other).unwrap_err();
+        let state = node.world.state();
+        assert!(state.volumes["csi.a"].minor.is_some() && state.records.contains_key(ID));
+        assert_eq!(state.mounts.len(), 1);
+        assert_eq!(state.mounts[0].path, Path::new(used));
     }
 }
 

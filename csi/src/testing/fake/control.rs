@@ -106,7 +106,6 @@ control! {
         rename_volume: RenameVolumeRequest -> RenameVolumeResponse;
         space: SpaceRequest -> SpaceResponse;
         attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
-        detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
         recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
         list_connections: ListConnectionsRequest -> ListConnectionsResponse;
         stats: StatsRequest -> StatsResponse;
@@ -138,6 +137,11 @@ control! {
         Ok(v1::GetVolumeResponse { volume: Some(volume) })
     };
     list_volumes: ListVolumesRequest -> ListVolumesResponse = State::list;
+    detach_volume: DetachVolumeRequest -> DetachVolumeResponse = |state, asked| {
+        let volume = state.get(&asked.pool, &asked.name)?;
+        let changed = std::mem::take(&mut volume.attached);
+        Ok(v1::DetachVolumeResponse { changed, ..Default::default() })
+    };
     health: HealthRequest -> HealthResponse = State::health;
     resize_volume: ResizeVolumeRequest -> ResizeVolumeResponse = State::resize;
     configure_volume: ConfigureVolumeRequest -> ConfigureVolumeResponse = State::configure;

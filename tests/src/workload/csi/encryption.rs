@@ -265,8 +265,7 @@ impl Encryption<'_> {
                 ensure!(said.contains("secrets.key opens none of its key slots"), "{said}");
                 ensure!(!said.contains(SECRET), "a secret is in an error");
             }
-            let condition = self.condition(&clone)?;
-            ensure!(condition.contains("the key was refused"), "{condition}");
+            ensure!(!self.rig.control()?.volume(&clone.id)?.attached, "it is left attached");
             clone.secrets.clone_from(&source.secrets);
             self.publish(&clone)?;
             ensure!(fs::read(clone.target(0).join("file"))? == b"before", "other data");
@@ -276,19 +275,6 @@ impl Encryption<'_> {
             DeleteSnapshotRequest { snapshot_id: snapshot.snapshot_id, secrets: HashMap::new() };
         self.driver.delete_snapshot(request)?;
         self.down(&source)
-    }
-
-    /// The condition at the path where a volume is staged.
-    fn condition(&self, volume: &Volume) -> Result<String> {
-        let answer =
-            self.driver.node_get_volume_stats(blockd_csi::proto::NodeGetVolumeStatsRequest {
-                volume_id: volume.id.clone(),
-                volume_path: volume.staging.display().to_string(),
-                ..Default::default()
-            })?;
-        let condition = answer.volume_condition.context("no condition")?;
-        ensure!(condition.abnormal, "not abnormal: {condition:?}");
-        Ok(condition.message)
     }
 
     /// The end of a device with a holder, as the kubelet has over each block volume.

@@ -136,6 +136,8 @@ impl Node<'_> {
                 let status = refused(volume.stage(&self.driver), Code::FailedPrecondition)
                     .with_context(|| format!("{kind} over: {line}"))?;
                 ensure!(status.message().contains("left as it is"), "{}", status.message());
+                let attached = self.rig.control()?.volume(&volume.id)?.attached;
+                ensure!(!attached, "it is left attached: {line}");
                 volume.unstage(&self.driver)?;
             }
             volume.shape = Shape::Block;
