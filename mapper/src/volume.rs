@@ -363,9 +363,13 @@ impl Volume {
     /// Extents granted and not used that others may have: all but the space set aside for it, and
     /// the space that is kept.
     pub(crate) fn spare(&self) -> u64 {
-        let beyond = self.places().saturating_sub(self.set_aside.load(Ordering::Relaxed));
-        let reserved = self.reserved();
-        reserved.saturating_sub(self.kept.load(Ordering::Acquire)).min(beyond)
+        self.spare_with(self.places(), self.set_aside.load(Ordering::Relaxed))
+    }
+
+    /// The same if it had this many places, and this many extents set aside.
+    pub(crate) fn spare_with(&self, places: u64, set_aside: u64) -> u64 {
+        let unkept = self.reserved().saturating_sub(self.kept.load(Ordering::Acquire));
+        unkept.min(places.saturating_sub(set_aside))
     }
 
     /// Extents granted and not used that others do not get.

@@ -267,18 +267,27 @@ impl Engine {
     pub(super) fn check_set_aside(&self, planned: Option<Planned>) -> Result<(), MapperError> {
         let pool = &self.pool;
         let volumes = pool.volumes.read();
-        let unmet = self.reserving(&volumes).map(|volume| {
+        let after = |volume: &Volume| {
             let planned = planned.filter(|planned| planned.id == volume.identity.id);
             let size = planned.map_or_else(|| volume.size.load(Ordering::Acquire), |one| one.size);
             let places = planned.and_then(|one| one.places).unwrap_or_else(|| volume.places());
-            let unmet = volume.set_aside_at(size, pool.geometry).saturating_sub(places);
+            (size, places, volume.set_aside_at(size, pool.geometry))
+        };
+        let unmet = self.reserving(&volumes).map(|volume| {
+            let (size, places, set_aside) = after(volume);
+            let unmet = set_aside.saturating_sub(places);
             (unmet, unmet + volume.kept(), size)
         });
         let needed = with_pages(pool, unmet);
         if needed == 0 {
             return Ok(());
         }
-        let spare: u64 = self.space.holders(&volumes).map(|volume| volume.spare()).sum();
+        // A reserve that the volume needs after the change is in its places already.
+        let spare = |volume: &Arc<Volume>| {
+            let (_, places, set_aside) = after(volume);
+            volume.spare_with(places, set_aside)
+        };
+        let spare: u64 = self.space.holders(&volumes).map(spare).sum();
         let freed = planned.map_or(0, |planned| planned.freed);
         let free = pool.free_space.lock().free_count() + spare + freed;
         if needed > free {

@@ -4,9 +4,15 @@ use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::space::VolumeSettings;
 use blockd_mapper::units::VolumeId;
+use blockd_mapper::worker::Attachment;
 
 use super::common::Rig;
-use super::{MIB, configure, fill_some, write_in_the_end};
+use super::{EXTENT, MIB, configure, fill_some, write_in_the_end};
+
+fn make_thick(rig: &mut Rig, volume: VolumeId) {
+    let settings = VolumeSettings { thick: true, ..VolumeSettings::default() };
+    configure(rig, volume, settings).unwrap();
+}
 
 fn snapshot(rig: &mut Rig, source: VolumeId, name: &str) -> VolumeId {
     match rig.control(Control::Snapshot { source, name: name.to_owned() }) {
@@ -62,4 +68,58 @@ fn a_rollback_of_a_thick_volume_needs_the_extents_that_later_snapshots_keep() {
         assert_eq!(write_in_the_end(&mut rig, &volume, extent), None, "extent {extent}");
     }
     rig.check();
+}
+
+const COPIED: u64 = 40;
+
+/// A thick volume of 24 MiB, full, with a snapshot from before and one from after; then `COPIED`
+/// extents were written anew. Returns its first snapshot and the extents of its reserve too.
+fn thick_with_reserve(rig: &mut Rig) -> (VolumeId, Attachment, VolumeId, u64) {
+    let thick = rig.create("thick", 24 << 20);
+    make_thick(rig, thick);
+    let empty = snapshot(rig, thick, "empty");
+    let volume = rig.attach(thick);
+    assert_eq!(fill_some(rig, &volume, 384), 384);
+    snapshot(rig, thick, "full");
+    rig.engine.set_quantum(128);
+    assert_eq!(fill_some(rig, &volume, COPIED), COPIED);
+    let reserve = rig.engine.space().reserved / EXTENT;
+    assert!(reserve >= 8, "{reserve}");
+    (thick, volume, empty, reserve)
+}
+
+#[test]
+fn the_reserve_of_a_thick_volume_serves_its_rollback_once() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let (thick, volume, empty, reserve) = thick_with_reserve(&mut rig);
+    // The pool lacks half as many extents as the reserve has; the copied ones become free.
+    let needed = 384 - reserve - COPIED;
+    let size = rig.engine.available() - (needed - reserve / 2) * EXTENT;
+    let other = rig.create("other", size);
+    make_thick(&mut rig, other);
+    let rollback = || Control::Rollback { volume: thick, snapshot: empty };
+    let refused = rig.control(rollback()).unwrap_err();
+    assert!(matches!(refused, MapperError::NoSpace { .. }), "{refused}");
+
+    let size = size - reserve * EXTENT;
+    rig.control(Control::Resize { volume: other, size }).unwrap();
+    rig.control(rollback()).unwrap();
+    let other = rig.attach(other);
+    for (volume, extents) in [(&volume, 384), (&other, size / EXTENT)] {
+        for extent in 0..extents {
+            assert_eq!(write_in_the_end(&mut rig, volume, extent), None, "extent {extent}");
+        }
+    }
+    rig.check();
+}
+
+#[test]
+fn the_reserve_of_a_thick_volume_serves_its_growth_once() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let (thick, _, _, reserve) = thick_with_reserve(&mut rig);
+    let most = (24 << 20) + rig.engine.available() + reserve * EXTENT;
+    let mut resize = |size| rig.control(Control::Resize { volume: thick, size });
+    let refused = resize(most + reserve / 2 * EXTENT).unwrap_err();
+    assert!(matches!(refused, MapperError::NoSpace { .. }), "{refused}");
+    resize(most - reserve / 2 * EXTENT).unwrap();
 }
