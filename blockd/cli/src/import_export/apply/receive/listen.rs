@@ -46,22 +46,19 @@ pub(super) async fn run(
     eprintln!("blockd: waiting for senders at {}", listener.address()?);
     let (sender, mut senders) = mpsc::channel(1);
     tokio::spawn(accept(listener, Arc::clone(&stop), sender));
-    let served = loop {
+    loop {
         let next = interruptible(&stop, async { Ok(senders.recv().await) }).await?;
         let Some(begun) = next.filter(|_| stop.check().is_ok()) else {
             // With --once the end is success only once a stream has come.
-            break if asked.once { Err(interrupted()) } else { Ok(()) };
+            return if asked.once { Err(interrupted()) } else { Ok(()) };
         };
         let peer = begun.link.peer().to_owned();
         match serve(asked, begun, sync_bytes, context, &stop).await {
-            Ok(()) if asked.once => break Ok(()),
+            Ok(()) if asked.once => return Ok(()),
             Ok(()) => {}
             Err(error) => eprintln!("blockd: error: sender {peer}: {error}"),
         }
-    };
-    // The process waits for threads that wait for a sender.
-    stop.set();
-    served
+    }
 }
 
 /// Accepts senders until it is stopped. One that does not begin holds up none of the others.
