@@ -319,6 +319,31 @@ fn nothing_of_a_stream_that_lacks_a_record_is_kept() {
     assert!(raw(&daemon, "copy") == raw(&daemon, "data@mon"));
 }
 
+/// A failure of the daemon at the same time does not keep it.
+#[test]
+fn nothing_of_a_stream_that_lacks_a_record_is_kept_when_its_last_piece_fails() {
+    let (daemon, monday, _) = two_days();
+    let parts = messages(&monday);
+    let mut command = daemon.command(&["receive", "copy", "--reconnect", "1ms"]);
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut receiver = command.spawn().unwrap();
+    let mut pipe = receiver.stdin.take().unwrap();
+    pipe.write_all(parts[0]).unwrap();
+    // One that holds the volume, and those of the transfer.
+    cli_support::wait_until("it is connected", || {
+        let shown = daemon.run(&["--json", "show", ".receive-copy"]).stdout;
+        let shown: serde_json::Value = serde_json::from_slice(&shown).unwrap_or_default();
+        shown["volume"]["connections"] == 5
+    });
+    daemon.ok(&["detach", ".receive-copy", "--force"]);
+    pipe.write_all(parts[parts.len() - 1]).unwrap();
+    drop(pipe);
+    let error = String::from_utf8(receiver.wait_with_output().unwrap().stderr).unwrap();
+    assert!(error.contains("what has come of it is deleted: send it again"), "{error}");
+    let (code, error) = daemon.failure(&["receive", "copy", "--position"]);
+    assert!(code == 4 && error == "partly received volume copy does not exist", "{error}");
+}
+
 #[test]
 fn a_stream_that_is_there_already_leaves_the_beginning_of_another() {
     let (daemon, monday, tuesday) = two_days();

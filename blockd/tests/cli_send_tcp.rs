@@ -137,6 +137,59 @@ fn silent_connections_hold_no_sender_up() {
     drop(silent);
 }
 
+/// Senders that closed while another was served are not served as if they were there.
+#[test]
+fn a_sender_that_closes_before_its_turn_changes_nothing() {
+    let (here, there) = two_hosts();
+    let [monday, tuesday] = ["mon", "tue"].map(|day| {
+        let output = here.run(&["send", &format!("data@{day}")]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    });
+    let mut receive = there.command(&["receive", "copy"]);
+    let receive = receive.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut cut_off = receive.spawn().unwrap();
+    cut_off.stdin.take().unwrap().write_all(&monday[..monday.len() / 2]).unwrap();
+    assert!(!cut_off.wait().unwrap().success());
+    let position = there.ok(&["receive", "copy", "--position"]);
+    let mut listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let begun = |name: &str, stream: &[u8]| {
+        let mut tcp = TcpStream::connect(&listening.address).unwrap();
+        tcp.write_all(&hello(name, stream)).unwrap();
+        tcp
+    };
+    let mut slow = begun("slow", &monday);
+    slow.read_exact(&mut [0; 16]).unwrap();
+    let closed = [(); 2].map(|()| begun("copy", &tuesday).local_addr().unwrap());
+    let mut line = || {
+        let mut line = String::new();
+        listening.said.read_line(&mut line).unwrap();
+        line
+    };
+    // One waits to be served next, and the other one's place is free at once.
+    let is_one = |line: &str| {
+        let of = |at: &std::net::SocketAddr| line.contains(&format!("error: sender {at}: "));
+        closed.iter().any(of) && line.contains("closed before the stream began")
+    };
+    let first = line();
+    assert!(is_one(&first), "{first}");
+    drop(slow);
+    let rest = [line(), line()];
+    assert!(!is_one(&rest[0]) && is_one(&rest[1]), "{rest:?}");
+    assert_eq!(there.ok(&["receive", "copy", "--position"]), position);
+}
+
+/// The begin of a sender of a whole stream.
+fn hello(name: &str, stream: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 658];
+    bytes[..8].copy_from_slice(b"blkdsend");
+    bytes[8] = 1;
+    bytes[16] = name.len().try_into().unwrap();
+    bytes[18..18 + name.len()].copy_from_slice(name.as_bytes());
+    bytes[146..].copy_from_slice(&stream[..512]);
+    bytes
+}
+
 fn hello_of_version_2() -> Vec<u8> {
     let mut bytes = vec![0; 658];
     bytes[..8].copy_from_slice(b"blkdsend");

@@ -415,20 +415,25 @@ impl<'a> Receiver<'a> {
                     import.run(Source::Records(Box::new(move || lock(&pieces).next())))
                 }
             };
-            let written = interruptible(stop, blocking(work)).await.map_err(keeps)?;
-            written_bytes += written.written_bytes;
-            // A daemon that was started anew meanwhile has lost the former.
-            drop(std::mem::replace(&mut held, self.hold(&target, volume).await.map_err(keeps)?));
+            let written = interruptible(stop, blocking(work)).await;
             let (offset, is_strange, ended) = {
                 let mut pieces = lock(&pieces);
                 (pieces.input.at(), pieces.input.is_strange(), pieces.ended.take())
             };
-            if !is_strange {
-                self.advance(volume, offset).await.map_err(keeps)?;
-            }
-            if let Some(ended) = ended {
+            if ended.is_some() {
                 progress.clear();
-                return ended.map_or_else(|error| Err((error, is_strange)), |()| Ok(written_bytes));
+            }
+            let ended = match ended {
+                // Before failures of the daemon, which would keep what has come.
+                Some(Err(error)) if is_strange => return Err((error, true)),
+                ended => ended,
+            };
+            written_bytes += written.map_err(keeps)?.written_bytes;
+            // A daemon that was started anew meanwhile has lost the former.
+            drop(std::mem::replace(&mut held, self.hold(&target, volume).await.map_err(keeps)?));
+            self.advance(volume, offset).await.map_err(keeps)?;
+            if let Some(ended) = ended {
+                return ended.map(|()| written_bytes).map_err(keeps);
             }
         }
     }

@@ -308,7 +308,20 @@ impl Link {
     }
 
     fn is_readable(&self) -> bool {
-        let mut polled = [PollFd::new(self.tcp.as_fd(), PollFlags::POLLIN)];
+        self.has(PollFlags::POLLIN)
+    }
+
+    /// An error if a sender that waits for its answer has closed the connection.
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        // `nix` has no name for this event. Bytes may be there before it: TLS says that it ends.
+        if !self.has(PollFlags::from_bits_retain(libc::POLLRDHUP)) {
+            return Ok(());
+        }
+        Err(self.failed(io::Error::other("closed before the stream began")))
+    }
+
+    fn has(&self, wanted: PollFlags) -> bool {
+        let mut polled = [PollFd::new(self.tcp.as_fd(), wanted)];
         poll(&mut polled, PollTimeout::ZERO).is_ok_and(|count| count > 0)
     }
 

@@ -2,6 +2,7 @@
 
 use std::io::{BufReader, Read};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use blockd_api::v1::{AttachVolumeRequest, FrontEnd};
 use blockd_media::clock::Clock;
@@ -20,9 +21,12 @@ use crate::{Context, answers, names};
 /// Bytes that are read from a connection at once: most records have as many.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Senders that may be at their beginning at one time, each with a thread and for up to 10 s: more
-/// than a receiver has, and few enough for the descriptors of a process.
+/// Senders that may be at their beginning, each with a thread and for up to 10 s, or wait for their
+/// turn, at one time: more than a receiver has, and few enough for the descriptors of a process.
 const MAX_BEGINNING: usize = 64;
+
+/// How often a sender that waits for its turn is looked at: one that closes frees its place then.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A sender that has begun.
 struct Begun {
@@ -46,22 +50,19 @@ pub(super) async fn run(
     eprintln!("blockd: waiting for senders at {}", listener.address()?);
     let (sender, mut senders) = mpsc::channel(1);
     tokio::spawn(accept(listener, Arc::clone(&stop), sender));
-    let served = loop {
+    loop {
         let next = interruptible(&stop, async { Ok(senders.recv().await) }).await?;
         let Some(begun) = next.filter(|_| stop.check().is_ok()) else {
             // With --once the end is success only once a stream has come.
-            break if asked.once { Err(interrupted()) } else { Ok(()) };
+            return if asked.once { Err(interrupted()) } else { Ok(()) };
         };
         let peer = begun.link.peer().to_owned();
         match serve(asked, begun, sync_bytes, context, &stop).await {
-            Ok(()) if asked.once => break Ok(()),
+            Ok(()) if asked.once => return Ok(()),
             Ok(()) => {}
             Err(error) => eprintln!("blockd: error: sender {peer}: {error}"),
         }
-    };
-    // The process waits for threads that wait for a sender.
-    stop.set();
-    served
+    }
 }
 
 /// Accepts senders until it is stopped. One that does not begin holds up none of the others.
@@ -97,11 +98,29 @@ async fn begin(mut link: Link, begun: mpsc::Sender<Begun>) {
             Err(shown)
         }
     });
-    match read.await {
-        // Once streams are not served any more, its connection ends.
-        Ok(sender) => drop(begun.send(sender).await),
+    let queued = match read.await {
+        Ok(sender) => queue(sender, &begun).await,
+        Err(error) => Err(error),
+    };
+    match queued {
+        Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::Interrupted => {}
         Err(error) => eprintln!("blockd: error: sender {peer}: {error}"),
+    }
+}
+
+/// Passes a sender on once there is room for it, unless it closes its connection meanwhile.
+async fn queue(sender: Begun, begun: &mpsc::Sender<Begun>) -> Result<(), Error> {
+    let mut room = std::pin::pin!(begun.reserve());
+    loop {
+        tokio::select! {
+            room = &mut room => {
+                // Once streams are not served any more, its connection ends.
+                let _ = room.map(|room| room.send(sender));
+                return Ok(());
+            }
+            () = tokio::time::sleep(LOOK) => sender.link.check_open()?,
+        }
     }
 }
 
@@ -113,6 +132,8 @@ async fn serve(
     context: &Context,
     stop: &Arc<Stop>,
 ) -> Result<(), Error> {
+    // The hidden volume may be another stream's by now.
+    link.check_open()?;
     let link = Arc::new(Mutex::new(link));
     let (reply, done) = match receive(asked, &link, hello, sync_bytes, context, stop).await {
         Ok(done) => (Reply::Done, Ok(done)),
