@@ -200,8 +200,6 @@ mod tests {
             volume.attached = true;
             volume.set_front_end(FrontEnd::Nbd);
         });
-        rig.fake.take_log();
-        let staged = stage(&plugin, &id, &block, FrontEnd::Nbd).await;
-        assert!(rig.fake.take_log().contains(&"attach_volume"), "{staged:?}");
+        stage(&plugin, &id, &block, FrontEnd::Nbd).await.unwrap();
     }
 }

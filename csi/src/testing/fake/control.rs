@@ -105,7 +105,6 @@ control! {
         rollback_volume: RollbackVolumeRequest -> RollbackVolumeResponse;
         rename_volume: RenameVolumeRequest -> RenameVolumeResponse;
         space: SpaceRequest -> SpaceResponse;
-        attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
         recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
         list_connections: ListConnectionsRequest -> ListConnectionsResponse;
         stats: StatsRequest -> StatsResponse;
@@ -137,6 +136,11 @@ control! {
         Ok(v1::GetVolumeResponse { volume: Some(volume) })
     };
     list_volumes: ListVolumesRequest -> ListVolumesResponse = State::list;
+    attach_volume: AttachVolumeRequest -> AttachVolumeResponse = |state, asked| {
+        let volume = state.get(&asked.pool, &asked.name)?;
+        let changed = !std::mem::replace(&mut volume.attached, true);
+        Ok(v1::AttachVolumeResponse { changed, ..Default::default() })
+    };
     detach_volume: DetachVolumeRequest -> DetachVolumeResponse = |state, asked| {
         let volume = state.get(&asked.pool, &asked.name)?;
         let changed = std::mem::take(&mut volume.attached);
