@@ -64,8 +64,8 @@ pub trait Fence: Send + Sync {
     /// If a device has no reservations, or another kind of software has reserved it.
     fn join(&self, key: Key, former: &[Key], others: bool) -> Result<(), HostsError>;
 
-    /// Returns whether the key is registered on each device. Registers nothing (H5). One device
-    /// that says no is enough.
+    /// Returns whether this host's key is registered on each device; no device can be asked for
+    /// another host's. Registers nothing (H5). One device that says no is enough.
     ///
     /// # Errors
     /// If a device can't be asked, and no other one says no.

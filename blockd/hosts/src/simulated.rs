@@ -432,7 +432,8 @@ impl Fence for Member {
     }
 
     fn is_member(&self, key: Key) -> Result<bool, HostsError> {
-        Ok(self.array.0.lock().keys.contains(&key))
+        // A disk knows whether the key is that of the host which asks.
+        Ok(key.host() == self.host && self.array.0.lock().keys.contains(&key))
     }
 
     fn fence(&self, own: Key, other: Key) -> Result<bool, HostsError> {

@@ -256,25 +256,13 @@ impl Group {
         let own = own.ok_or_else(|| Error::in_use(format!("host {host}"), "is this one"))?;
         let fence = self.backend.fence(paths_of(&member.devices));
         let was_first = fence.fence(own, key)?;
-        let is_ours =
-            was_first || member.removed_keys.contains(&text(key)) || !self.backend.has_keys();
+        let is_ours = was_first || member.has_removed(key) || !self.backend.has_keys();
         Ok(Fenced { key, was_first, is_ours })
     }
 
     /// Whether a host has ended, where that can be seen without its daemon. Blocks.
     pub(super) fn has_ended(&self, host: HostNumber) -> Result<Option<bool>, Error> {
         Ok(self.backend.has_ended(host)?)
-    }
-
-    /// Whether a host can write to the group's devices: its key is on them, or in a folder its
-    /// process runs. Blocks.
-    pub(super) fn can_write(&self, host: HostNumber) -> Result<bool, Error> {
-        if let Some(has_ended) = self.has_ended(host)? {
-            return Ok(!has_ended);
-        }
-        let keys = self.coordinator().keys()?;
-        let Some(key) = keys.into_iter().find(|key| key.host() == host) else { return Ok(false) };
-        Ok(self.backend.fence(paths_of(&self.member().devices)).is_member(key)?)
     }
 
     /// The key by which a host is known.
@@ -489,6 +477,10 @@ impl Membership {
             |one: &String| Key::parse(one).is_some_and(|one| one.host() != key.host());
         self.removed_keys.retain(is_of_other);
         self.removed_keys.insert(text(key));
+    }
+
+    pub(super) fn has_removed(&self, key: Key) -> bool {
+        self.removed_keys.contains(&text(key))
     }
 
     /// Notes that a cell is being taken from a host that was fenced by this key; `None`: not any

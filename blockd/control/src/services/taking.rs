@@ -255,7 +255,7 @@ impl Control {
     }
 
     /// Whether the last owner of a pool, by its node, is another host than the one that was fenced,
-    /// and can write still: it has opened the pool since, and may have it open. A host of an older
+    /// and may write still: it has opened the pool since, and may have it open. A host of an older
     /// release has published no node, and is taken for the one that was fenced.
     pub(super) async fn is_of_another(
         &self,
@@ -271,7 +271,7 @@ impl Control {
         let group = Arc::clone(group);
         blocking(move || {
             for (host, _) in owners {
-                if group.can_write(host)? {
+                if may_write(&group, host)? {
                     return Ok(true);
                 }
             }
@@ -407,6 +407,19 @@ fn fenced_owner(
         }
         Holder::This | Holder::Free => Ok(None),
     }
+}
+
+/// Whether a host may write to the group's devices, as far as this one knows: it has neither fenced
+/// it nor declared it dead, since no disk can be asked for the keys of other hosts. In a folder,
+/// whether its process runs. Blocks.
+fn may_write(group: &Group, host: HostNumber) -> Result<bool, Error> {
+    if let Some(has_ended) = group.has_ended(host)? {
+        return Ok(!has_ended);
+    }
+    let (keys, member) = (group.coordinator().keys()?, group.member());
+    let is_dead = |key| member.dead().get(host).is_some_and(|dead| dead.key() == Some(key));
+    let is_fenced = |key| member.has_removed(key) || is_dead(key);
+    Ok(keys.into_iter().any(|key| key.host() == host && !is_fenced(key)))
 }
 
 /// Refuses a host that has come back since it was decided to fence it.

@@ -558,7 +558,10 @@ async fn a_host_that_is_back_is_not_fenced_where_its_lease_was_not_overwritten()
     });
     let error = hosts.take_by_fence("one").await.unwrap_err();
     assert!(error.message().contains("has come back meanwhile"), "{error}");
-    assert!(member.is_member(Key::new(GONE, 77)).unwrap(), "a host that is back was fenced");
+    assert!(
+        hosts.array.member(GONE).is_member(Key::new(GONE, 77)).unwrap(),
+        "a host that is back was fenced"
+    );
     assert_eq!(hosts.holder("one"), Holder::Free);
 }
 

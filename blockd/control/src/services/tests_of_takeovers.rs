@@ -9,6 +9,7 @@ use blockd_hosts::{Coordinator as _, Fence as _, Holder, HostNumber, Key};
 use blockd_serve::worker::ConnectionInfo;
 
 use super::cells::cell_name;
+use super::dead_hosts::Steps;
 use super::testing::{Rig, folder_on_disk};
 use super::tests_of_begun::deletion;
 use super::tests_of_cells::{
@@ -235,6 +236,13 @@ async fn a_cell_of_a_host_that_died_while_it_took_it_from_another_one_is_taken()
         if is_freed {
             let note = |member: &mut super::groups::Membership| member.set_taking(&name, Some(own));
             hosts.other.control.0.groups.change(&group, note).unwrap();
+            // The other host does not know that the third one was fenced.
+            let error = hosts.other.client.take_cell(taking("one", false)).await.unwrap_err();
+            assert!(error.message().contains("on another node, 5f2b8c1d-..."), "{error}");
+            let (send, _steps) = tokio::sync::mpsc::unbounded_channel();
+            let asked =
+                v1::DeclareHostDeadRequest { group: GROUP.to_owned(), host: 3, force: true };
+            hosts.other.control.declare_host_dead(&asked, &Steps::new(send)).await.unwrap();
         } else {
             member.acquire(&name).unwrap();
         }
