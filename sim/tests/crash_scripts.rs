@@ -40,8 +40,11 @@ const MET: [Situation; 9] = [
     Situation::CompositeDisabled,
 ];
 
+/// All scripts take some seconds: this is for a script without an end, and for slow machines.
+const LIMIT: Duration = Duration::from_secs(900);
+
 fn run(nested_every: u64, counts: &mut Counts) -> Result<(), String> {
-    let until = clock() + Duration::from_secs(60);
+    let until = clock() + LIMIT;
     let depth = Depth { subsets: 4, nested_every };
     for script in SCRIPTS {
         let ended =
