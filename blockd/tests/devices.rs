@@ -407,7 +407,8 @@ fn a_state_directory_that_is_full_keeps_no_pool_from_being_served() {
     assert!(daemon.terminate().success());
     let state = daemon.dir.join("state");
     std::fs::create_dir(&state).unwrap();
-    ok("mount", &["-t", "tmpfs", "-o", "size=1M", "tmpfs", state.to_str().unwrap()]);
+    let mounted = state.to_str().unwrap();
+    ok("mount", &["-t", "tmpfs", "-o", "size=1M", "tmpfs", mounted]);
     let _mounted = Mounted(state.clone());
     let config = std::fs::read_to_string(daemon.config()).unwrap();
     let from = format!("state_dir = {:?}", daemon.dir);
@@ -432,6 +433,13 @@ fn a_state_directory_that_is_full_keeps_no_pool_from_being_served() {
         assert!(daemon.log().contains("No space left"), "{}", daemon.log());
         daemon.kill();
     }
+    // As a kernel leaves a file system whose disk had an error.
+    let remount = |how: &str| ok("mount", &["-o", &format!("remount,{how}"), mounted]);
+    remount("ro");
+    daemon.start_again();
+    daemon.ok(&["show", "data"]);
+    daemon.kill();
+    remount("rw");
     daemon.start_again();
     daemon.ok(&["del", "--force", "data"]);
     // A pool that is not remembered yet is not served.

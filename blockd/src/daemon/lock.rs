@@ -1,7 +1,7 @@
 //! One daemon for each runtime and state folder.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -21,14 +21,14 @@ impl FolderLock {
             .map_err(|error| Error::file("make the folder", folder, error))?;
         let path = folder.join("lock");
         let failed = |error| Error::file("lock", &path, error);
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(failed)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let opened = match options.open(&path) {
+            // A kernel makes a file system read-only after an error of its disk.
+            Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => File::open(&path),
+            opened => opened,
+        };
+        let mut file = opened.map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -40,10 +40,9 @@ impl FolderLock {
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
-        file.set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
-            .map_err(failed)?;
+        if let Err(error) = name_owner(&mut file) {
+            tracing::warn!("{} does not name this process: {error}", path.display());
+        }
         Ok(Self(file))
     }
 
@@ -51,6 +50,13 @@ impl FolderLock {
     pub(super) fn same(&self) -> std::io::Result<Self> {
         self.0.try_clone().map(Self)
     }
+}
+
+/// Writes this process's number over another's. A file system that is full has room for that.
+fn name_owner(file: &mut File) -> std::io::Result<()> {
+    let text = format!("{}\n", std::process::id());
+    file.write_all(text.as_bytes())?;
+    file.set_len(text.len() as u64)
 }
 
 #[cfg(test)]
