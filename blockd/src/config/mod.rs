@@ -37,6 +37,8 @@ pub struct Config {
     pub stop_timeout: Duration,
     /// In the file's order.
     pub pools: Vec<PoolConfig>,
+    /// Whether the file has no pool: the one of [`Self::pools`] is there by default.
+    pub has_implied_pool: bool,
     /// Pools whose volumes are namespaces of persistent memory.
     pub direct_pools: Vec<DirectConfig>,
     /// The template of pools that are created at run time.

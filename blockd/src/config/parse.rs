@@ -36,8 +36,10 @@ const MAX_CONNECTIONS: i64 = 65_536;
 /// Reads and checks a file.
 pub(super) fn parse(text: &str, path: Option<&Path>, places: &Places) -> Result<Config, Error> {
     let source = Source::new(text, path);
-    let file = source.read()?.completed(places);
-    source.check(&file, places)
+    let file = source.read()?;
+    let has_implied_pool = file.pools.is_empty();
+    let config = source.check(&file.completed(places), places)?;
+    Ok(Config { has_implied_pool, ..config })
 }
 
 /// The file with everything filled in that was not given.
@@ -155,6 +157,7 @@ impl Source<'_> {
             control_socket: self.socket(&["control_socket"], &file.control_socket)?,
             stop_timeout,
             pools,
+            has_implied_pool: false,
             direct_pools,
             template,
             default_pool: file.default_pool.clone(),

@@ -232,13 +232,17 @@ impl Daemon {
     /// of pools, and sockets of requests for more space. Pools that are not open are tried again,
     /// but for those that were closed on request. An invalid file changes nothing.
     async fn read_again(&self, source: Option<&Source>) {
-        let config = match source.map(Source::read) {
+        let mut config = match source.map(Source::read) {
             None => return tracing::info!("SIGHUP is ignored: there is no configuration to read"),
             Some(Err(error)) => {
                 return tracing::error!(%error, "SIGHUP: all stays as it was configured");
             }
             Some(Ok(config)) => config,
         };
+        // The one by default makes room for a pool whose table was just removed.
+        if config.has_implied_pool {
+            config.pools.retain(|pool| !self.control.has_pool_elsewhere(pool));
+        }
         match self.control.apply_space(&config.pools) {
             Err(error) => return tracing::error!(%error, "SIGHUP: all stays as it was configured"),
             Ok(changed) => {

@@ -164,6 +164,31 @@ fn a_pool_of_the_configuration_is_deleted_only_without_its_table() {
     assert_eq!(case.daemon.ok(&["pool", "delete", "m"]), "m: deleted\n");
 }
 
+/// A configuration without a pool has one by default, of the same name, in a place of its own.
+#[test]
+fn the_only_pool_of_the_configuration_is_exported_without_its_table() {
+    let mut daemon = Daemon::start("64M");
+    let config = fs::read_to_string(daemon.config()).unwrap();
+    assert!(daemon.terminate().success());
+    let path = daemon.dir.join("elsewhere.pool");
+    fs::rename(daemon.dir.join("default.pool"), &path).unwrap();
+    let config = config.replace("/default.pool", "/elsewhere.pool");
+    fs::write(daemon.config(), &config).unwrap();
+    daemon.start_again();
+    let export = || daemon.run(&["pool", "export", "default"]);
+    assert!(!export().status.success());
+    let (without, _) = config.split_once("[[pool]]").unwrap();
+    fs::write(daemon.config(), without).unwrap();
+    daemon.hang_up();
+    let clock = blockd_media::clock::Clock::start();
+    while !export().status.success() {
+        assert!(clock.elapsed() < super::LIMIT, "{}", daemon.log());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    daemon.ok(&["pool", "import", "again", path.to_str().unwrap()]);
+    assert!(!daemon.dir.join("default.pool").exists());
+}
+
 /// The list of pools can be read, and not replaced.
 #[test]
 fn a_pool_that_could_not_be_forgotten_keeps_its_attachments() {

@@ -114,8 +114,8 @@ impl Control {
             let gone = erasing.erase(&doomed.made).map_err(|error| {
                 let error = pool_error(&doomed.config.name, error);
                 let problem = format!(
-                    "is forgotten, and erased in part or not at all: {error}; clear its devices \
-                     yourself (wipefs, or remove the files)"
+                    "is forgotten, and erased in part or not at all: {error}; zero the first \
+                     and last 2 MiB of its devices yourself, or remove the files"
                 );
                 Error::in_use(format!("pool {}", shown(&doomed.config.name)), problem)
             })?;
@@ -166,14 +166,23 @@ impl Control {
         *self.0.configured.write() = names.into_iter().collect();
     }
 
+    /// Whether there is a pool of this name, on other devices.
+    #[must_use]
+    pub fn has_pool_elsewhere(&self, config: &PoolConfig) -> bool {
+        let path = |config: &PoolConfig| config.devices.first().map(|device| device.path.clone());
+        let pools = self.0.pools.read();
+        pools.get(&config.name).is_some_and(|known| path(&known.config) != path(config))
+    }
+
     /// Refuses to forget a pool that the configuration names: the next start would open it, or make
     /// another one in its place.
     pub(super) fn refuse_configured(&self, name: &str) -> Result<(), Error> {
         if !self.0.configured.read().contains(name) {
             return Ok(());
         }
-        let problem = "is named by the configuration: remove its [[pool]] table and reload the \
-                       daemon first (systemctl reload blockd, or SIGHUP)";
+        let problem = "is named by the configuration, or is the pool of one without any: remove \
+                       its [[pool]] table, or name another pool, and reload the daemon first \
+                       (systemctl reload blockd, or SIGHUP)";
         Err(Error::in_use(format!("pool {}", shown(name)), problem))
     }
 }
