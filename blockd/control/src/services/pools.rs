@@ -250,8 +250,8 @@ pub(super) fn refuse_foreign(path: &Path) -> Result<(), Error> {
             let part = &mut page[..length];
             file.read_exact_at(part, at).map_err(failed)?;
             if part.iter().any(|byte| *byte != 0) {
-                let problem = "holds something that is not a pool: name another one, or clear it \
-                               first (wipefs, or a new file)";
+                let problem = "holds something that is not a pool: name another one, or zero its \
+                               first and last 2 MiB (wipefs does not; blkdiscard --zeroout does)";
                 return Err(Error::in_use(path.display().to_string(), problem));
             }
             at += length as u64;

@@ -372,8 +372,8 @@ impl ServedPool {
                 Err(_) => "a pool that cannot be read".to_owned(),
             };
             let problem = format!(
-                "holds {whose}, and --replace-missing never replaces that: clear it first \
-                 (wipefs, or move the file away)"
+                "holds {whose}, and --replace-missing never replaces that: zero its first and \
+                 last 2 MiB (blkdiscard --zeroout does), or move the file away"
             );
             return Err(Error::in_use(device.path.display().to_string(), problem).into());
         }
