@@ -18,11 +18,14 @@ pub(crate) enum Outcome {
 
 /// Lines of a failed step that are printed once more at the end: logs are often cut in the middle.
 const LAST_LINES: usize = 30;
+/// Steps whose time is printed once more at the end.
+const LONGEST: usize = 10;
 
 /// The tally of one invocation.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     passed: u32,
+    took: Vec<(Duration, String)>,
     /// The names of failed steps, and the last lines of each.
     failed: Vec<(String, String)>,
 }
@@ -57,6 +60,7 @@ impl Steps {
 
     fn count(&mut self, name: &str, took: Duration, printed: &str, result: Result<Outcome>) {
         let seconds = took.as_secs_f64();
+        self.took.push((took, name.to_owned()));
         match result {
             Ok(Outcome::Passed) => {
                 self.passed += 1;
@@ -84,9 +88,19 @@ impl Steps {
         text
     }
 
-    /// Prints the ends of failed steps and the summary. True when nothing failed and something ran.
+    /// The steps that took longest, a line each.
+    fn longest(&self) -> String {
+        let mut took = self.took.clone();
+        took.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
+        let lines = took.iter().take(LONGEST);
+        lines.map(|(time, name)| format!("{:5.0} s {name}\n", time.as_secs_f64())).collect()
+    }
+
+    /// Prints the longest steps, the ends of failed ones, and the summary. True when nothing failed
+    /// and something ran.
     #[must_use]
     pub(crate) fn finish(&self) -> bool {
+        print!("== the longest\n{}", self.longest());
         for (name, last) in &self.failed {
             println!("== the end of {name}\n{last}");
         }
@@ -118,6 +132,15 @@ mod tests {
         let (_, last) = &steps.failed[0];
         assert_eq!(last.lines().count(), LAST_LINES);
         assert!(last.ends_with("line 99\nbroken on purpose"), "{last}");
+    }
+
+    #[test]
+    fn the_longest_steps_come_first() {
+        let mut steps = Steps::new();
+        for (name, seconds) in [("short", 2), ("long", 61), ("middle", 30)] {
+            steps.ended(name, Duration::from_secs(seconds), "", Ok(Outcome::Passed));
+        }
+        assert_eq!(steps.longest(), "   61 s long\n   30 s middle\n    2 s short\n");
     }
 
     #[test]

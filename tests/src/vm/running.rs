@@ -251,7 +251,8 @@ impl Running {
         }
     }
 
-    /// An error with the end of what was said, and where the rest is.
+    /// An error with the end of what was said, and where the rest is. The reason comes last: of a
+    /// long text the end is what others show.
     fn failure(&self, what: &str) -> anyhow::Error {
         let folder = self.folder.display();
         let _ = fs::write(self.folder.join("output"), &self.text);
@@ -264,7 +265,7 @@ impl Running {
             }
             _ => what.to_owned(),
         };
-        anyhow!("{what}\nscript:\n{said}\nkernel:\n{kernel}\nkept in {folder}")
+        anyhow!("kernel:\n{kernel}\nscript:\n{said}\n{what}\nkept in {folder}")
     }
 }
 
