@@ -5,7 +5,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-use blockd_cli::{ConfigReport, HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
+use blockd_cli::{
+    ConfigReport, HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool, UnreadPool,
+};
 use blockd_control::hook::Ran;
 use blockd_control::services::{self, HostConfig, Leave, NodeName};
 use blockd_engine::pool;
@@ -85,6 +87,9 @@ impl Program for Blockd {
             ring_changes: one.ring_changes,
         };
         let pools = left.pools.into_iter().map(taken).collect();
-        Ok(NodeRemoved { node: node.to_string(), changed: left.changed, pools })
+        let unread = left.unread.into_iter();
+        let unread =
+            unread.map(|one| UnreadPool { pool: one.pool, problem: one.problem }).collect();
+        Ok(NodeRemoved { node: node.to_string(), changed: left.changed, pools, unread })
     }
 }

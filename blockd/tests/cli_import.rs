@@ -90,6 +90,29 @@ fn images_of_all_formats_are_imported_with_their_bytes_and_their_format_is_print
     holds(&daemon, "odd-name", &bytes);
 }
 
+/// The image ends within the volume, and within a block of it.
+#[test]
+fn the_former_content_behind_the_end_of_an_image_is_overwritten() {
+    let daemon = Daemon::start("1G");
+    let mut bytes = raw(&daemon, "in.img", 1);
+    let end = 16 * MIB + 512;
+    bytes.extend(pattern(512, 2));
+    std::fs::write(daemon.dir.join("in.img"), &bytes).unwrap();
+    let former = File::create(daemon.dir.join("former.img")).unwrap();
+    former.set_len(32 * MIB).unwrap();
+    for offset in [8 * MIB, end - 100_000, 25 * MIB, 32 * MIB - 300_000] {
+        former.write_all_at(&pattern(300_000, 3), offset).unwrap();
+    }
+    daemon.ok(&["add", "--nbd", "--size", "32M", "--block-size", "4096", "data"]);
+    for (driver, options) in [("qcow2", "compat=1.1"), ("vpc", "force_size=on")] {
+        daemon.ok(&["import", "former.img", "data", "--overwrite"]);
+        let image = format!("image.{driver}");
+        qemu_img(&daemon, &["convert", "-f", "raw", "-O", driver, "-o", options, "in.img", &image]);
+        daemon.ok(&["import", &image, "data", "--overwrite"]);
+        holds(&daemon, "data", &bytes);
+    }
+}
+
 #[test]
 fn a_qcow2_image_that_names_another_file_is_refused_by_that_name() {
     let daemon = Daemon::start("1G");

@@ -329,6 +329,34 @@ fn dm_thins_own_tools_take_the_xml() {
 }
 
 #[test]
+fn a_pool_with_composite_entries_is_no_pool_of_dm_thin_and_leaves_no_xml() {
+    let mut daemon = Daemon::start("256M");
+    let uri = daemon.ok(&["add", "--nbd", "--size", "8M", "data"]);
+    let mut client = Client::connect(&uri.trim_end().parse().unwrap(), &Default::default());
+    let client = client.as_mut().unwrap();
+    client.write(0, &pattern(1 << 20, 1), true).unwrap();
+    daemon.ok(&["snapshot", "data=then"]);
+    client.write(4096, &pattern(4096, 2), true).unwrap();
+    assert!(daemon.terminate().success());
+    let pool = daemon.dir.join("default.pool");
+    let dump = ["pool", "dump", "--thin-xml", "--output", "pool.xml", pool.to_str().unwrap()];
+    // Twice, as after an attempt to correct the cause.
+    for _ in 0..2 {
+        let (_, error) = daemon.failure(&dump);
+        assert!(error.contains("composite entries is 1: must be 0 for dm-thin"), "{error}");
+        assert!(error.contains("`blockd pool feature disable composite`"), "{error}");
+        assert!(!daemon.dir.join("pool.xml").exists(), "a dump that was refused is left");
+    }
+    daemon.start_again();
+    daemon.ok(&["pool", "feature", "disable", "composite", "default", "--wait", "1m"]);
+    assert!(daemon.terminate().success());
+    daemon.ok(&dump);
+    // A file that was there before is not ours.
+    let (_, error) = daemon.failure(&dump);
+    assert!(error.contains("exists") && daemon.dir.join("pool.xml").exists(), "{error}");
+}
+
+#[test]
 fn a_pool_is_made_older_only_where_that_loses_nothing() {
     let (mut daemon, pool) = with_data();
     daemon.kill();

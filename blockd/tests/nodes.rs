@@ -322,6 +322,33 @@ impl Two {
 }
 
 #[test]
+fn pools_that_can_not_be_read_keep_no_other_from_a_takeover() {
+    let mut two = Two::new();
+    two.first.kill();
+    let mut config = fs::read_to_string(two.config()).unwrap();
+    for (name, start) in [("blank", &[0; 8]), ("bad", b"BLOCKDsb")] {
+        let path = two.place.join(name);
+        let mut bytes = vec![0; 16 << 20];
+        bytes[..8].copy_from_slice(start);
+        fs::write(&path, bytes).unwrap();
+        let table = format!("[[pool]]\nname = {name:?}\npath = {path:?}\nsize = \"16M\"\n");
+        config.push_str(&table);
+    }
+    fs::write(two.config(), config).unwrap();
+    let unknown = FIRST.replace("3f2b", "4f2b");
+    let (_, error) = two.refused("declare-dead", &[&unknown]);
+    assert!(error.contains("no other pool names node 4f2b8c1d-"), "{error}");
+    let done = two.done("declare-dead", &[FIRST]);
+    assert_eq!(json!([done["changed"], done["pools"][0]["pool"]]), json!([true, "default"]));
+    // No pool was made yet on the blank one.
+    let unread = done["unread"].as_array().unwrap();
+    assert!(unread.len() == 1 && unread[0]["pool"] == "bad", "{done}");
+    assert!(!two.is_left());
+    let done = two.done("forget", &[FIRST]);
+    assert_eq!(json!([done["changed"], done["unread"][0]["pool"]]), json!([true, "bad"]));
+}
+
+#[test]
 fn a_host_that_was_not_declared_dead_is_forgotten_only_by_force() {
     let mut two = Two::new();
     let (code, error) = two.refused("forget", &[FIRST, "--force"]);

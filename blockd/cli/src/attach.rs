@@ -118,7 +118,7 @@ struct Attached {
 struct Detached {
     changed: bool,
     closed_connections: u32,
-    /// `null` where its cell is on another host.
+    /// `null` where its cell is on another host, or its pool is not served.
     volume: Option<Volume>,
 }
 
@@ -159,7 +159,7 @@ impl Detach {
     pub(super) async fn run(mut self, context: &Context) -> Result<(), Error> {
         names::place(&mut self.pool, [&mut self.name])?;
         let mut client = context.client().await?;
-        encryption::close(&mut client, &self.name, &self.pool).await?;
+        encryption::close(&mut client, &self.name, &self.pool, self.force).await?;
         let request =
             DetachVolumeRequest { name: self.name.clone(), pool: self.pool, force: self.force };
         let answer = client.detach_volume(request).await?;

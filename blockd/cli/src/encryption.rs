@@ -190,11 +190,19 @@ fn path_of(name: &str) -> Result<String, Error> {
     }
 }
 
-/// Closes the mapping over a volume, if it is open: its device is about to go.
-pub(super) async fn close(client: &mut Client, name: &str, pool: &str) -> Result<(), Error> {
-    match found(client, name, pool).await? {
-        Some(volume) => close_over(&volume),
-        None => Ok(()),
+/// Closes the mapping over a volume, if it is open: its device is about to go. With `force`, a
+/// volume is left alone whose pool is not served: its device can go all the same.
+pub(super) async fn close(
+    client: &mut Client,
+    name: &str,
+    pool: &str,
+    force: bool,
+) -> Result<(), Error> {
+    match found(client, name, pool).await {
+        Ok(Some(volume)) => close_over(&volume),
+        Ok(None) => Ok(()),
+        Err(_) if force => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

@@ -64,7 +64,9 @@ use client::Client;
 use output::Output;
 use serde::Serialize;
 
-pub use program::{ConfigReport, HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool};
+pub use program::{
+    ConfigReport, HookRun, NodeRemoval, NodeRemoved, Program, Removal, TakenPool, UnreadPool,
+};
 
 /// The context of a verb.
 #[derive(Debug)]

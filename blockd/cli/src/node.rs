@@ -146,6 +146,14 @@ struct LeftShape {
     node: String,
     hooks: Vec<HookShape>,
     pools: Vec<TakenShape>,
+    /// Pools that can't be read, and may name it.
+    unread: Vec<UnreadShape>,
+}
+
+#[derive(Debug, Serialize)]
+struct UnreadShape {
+    pool: String,
+    problem: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -243,7 +251,13 @@ impl Which {
             ring_changes: one.ring_changes,
         });
         let (node, changed, pools) = (left.node, left.changed, pools.collect());
-        let shape = LeftShape { changed, node: node.clone(), hooks, pools };
+        let unread = left.unread.into_iter();
+        let unread: Vec<_> =
+            unread.map(|one| UnreadShape { pool: one.pool, problem: one.problem }).collect();
+        for UnreadShape { pool, problem } in &unread {
+            eprintln!("pool {pool} can't be read, and was left out: {problem}");
+        }
+        let shape = LeftShape { changed, node: node.clone(), hooks, pools, unread };
         context.output.either(&shape, || {
             let how = if changed { what.to_owned() } else { format!("was {what} already") };
             let mut text = format!("node {node}: {how}\n");

@@ -94,6 +94,17 @@ pub struct NodeRemoved {
     pub changed: bool,
     /// Pools that were taken over from it.
     pub pools: Vec<TakenPool>,
+    /// Pools that can't be read, and may name it.
+    pub unread: Vec<UnreadPool>,
+}
+
+/// A pool that can't be read.
+#[derive(Clone, Debug)]
+pub struct UnreadPool {
+    /// Its name.
+    pub pool: String,
+    /// Why.
+    pub problem: String,
 }
 
 /// A pool that was taken over.

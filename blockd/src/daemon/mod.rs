@@ -359,8 +359,9 @@ async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
         }
     }
     match first_error {
-        // A missing pool can come back; the daemon has to be there for that.
-        Some(error) if opened == 0 && !control.has_missing_pools() => Err(error),
+        // The daemon has to be there for the call that opens one of these. Other causes may pass,
+        // or are shown best to the user at the terminal: the next start sees.
+        Some(error) if opened == 0 && !control.has_pools_for_a_call() => Err(error),
         _ => Ok(()),
     }
 }

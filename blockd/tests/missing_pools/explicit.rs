@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::cli_support::Daemon;
+use super::cli_support::{Daemon, wait_until};
 use super::{Case, IN_USE};
 
 #[test]
@@ -189,4 +189,27 @@ fn a_pool_made_at_run_time_does_not_accept_loss_for_another_pool() {
     daemon.ok(&["journal", "replay", "--accept-loss", path]);
     daemon.start_again();
     daemon.ok(&["list", "--pool", "made"]);
+}
+
+#[test]
+fn a_daemon_whose_only_pool_has_lost_its_ring_stays_up_and_opens_it_after_a_reload() {
+    let mut daemon = Daemon::start_with("64M", "accept_loss = false");
+    daemon.ok(&["add", "--nbd", "--size", "1M", "data"]);
+    daemon.kill();
+    for entry in fs::read_dir(daemon.ring_dir()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.file_name().unwrap().to_str().unwrap().starts_with("ring-") {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    daemon.start_not_ready();
+    let health = daemon.run(&["--json", "health"]);
+    let said = String::from_utf8(health.stdout).unwrap();
+    assert!(said.contains("ring-lost"), "{said}");
+    let config = fs::read_to_string(daemon.config()).unwrap();
+    let lost = config.replace("accept_loss = false", "accept_loss = true");
+    fs::write(daemon.config(), lost).unwrap();
+    daemon.hang_up();
+    wait_until("the pool is not opened", || daemon.json(&["version"])["daemon"]["ready"] == true);
+    assert_eq!(daemon.json(&["show", "data"])["volume"]["attached"], true);
 }

@@ -176,6 +176,20 @@ fn a_missing_pool_is_not_made_anew_and_comes_back_whole() {
 }
 
 #[test]
+fn a_volume_of_a_missing_pool_is_detached_by_force() {
+    let mut case = Case::new();
+    case.restart(|case| fs::rename(&case.pool, case.moved()).unwrap());
+    let (_, error) = case.daemon.failure(&["detach", "--pool", "w", "data"]);
+    assert!(error.starts_with("pool w is not served: pool w is missing: "), "{error}");
+    let done = case.daemon.json(&["detach", "--pool", "w", "--force", "data"]);
+    assert!(done["changed"] == true && done["volume"].is_null(), "{done}");
+    fs::rename(case.moved(), &case.pool).unwrap();
+    assert!(case.daemon.json(&["pool", "open", "w"])["changed"] == true);
+    let shown = case.daemon.json(&["show", "--pool", "w", "data"]);
+    assert_eq!(shown["volume"]["attached"], false, "{shown}");
+}
+
+#[test]
 fn a_missing_pool_is_picked_up_when_the_configuration_is_read_again() {
     let mut case = Case::new();
     case.restart(|case| fs::rename(&case.pool, case.moved()).unwrap());

@@ -304,30 +304,31 @@ impl Import {
         let stop = Arc::new(Stop::default());
         let size_bytes = amount(place.volume.size_bytes);
         let (empty, patience) = (place.created, self.reconnect);
+        let target = Target::new(address(&place.volume)?, size_bytes);
+        let block_bytes = usize::try_from(place.volume.block_size).unwrap_or(512).max(512);
+        let moving = Arc::clone(&stop);
+        let write = move |source, progress: &Progress| {
+            let import = import::Import {
+                target: &target,
+                size_bytes,
+                block_bytes,
+                empty,
+                patience,
+                stop: &moving,
+                progress,
+            };
+            import.run(source)
+        };
         let work: Work = match (image.gated, image.source) {
-            (None, source) | (Some(_), source @ (Source::Stream(_) | Source::Records(_))) => {
-                let target = Target::new(address(&place.volume)?, size_bytes);
-                let block_bytes = usize::try_from(place.volume.block_size).unwrap_or(512).max(512);
-                let stop = Arc::clone(&stop);
-                Box::new(move || {
-                    let import = import::Import {
-                        target: &target,
-                        size_bytes,
-                        block_bytes,
-                        empty,
-                        patience,
-                        stop: &stop,
-                        progress: &progress,
-                    };
-                    let done = import.run(source);
-                    progress.clear();
-                    done.map(|done| (done, Some(done.written_bytes)))
-                })
-            }
-            (Some(gated), Source::File { file, .. }) => {
+            (Some(gated), Source::File { file, size_bytes: image_bytes, .. }) => {
                 let target = qemu_export(&place.volume, patience)?;
                 let stop = Arc::clone(&stop);
                 Box::new(move || {
+                    // qemu-img ends with the image, and leaves the bytes behind it as they are.
+                    // Zeroed first, the last block needs no care where the image ends within it.
+                    if !empty {
+                        write(Source::Zeroes { from: image_bytes }, &Progress::none())?;
+                    }
                     let run = qemu::Run { stop: &stop, size_bytes, progress: &progress };
                     let image = qemu::Image { file: &file, path: &image.path, gated: &gated };
                     let done = qemu::import(&image, &target, empty, &run);
@@ -335,6 +336,11 @@ impl Import {
                     done.map(|()| (Imported::default(), None))
                 })
             }
+            (_, source) => Box::new(move || {
+                let done = write(source, &progress);
+                progress.clear();
+                done.map(|done| (done, Some(done.written_bytes)))
+            }),
         };
         interruptible(&stop, blocking(work)).await
     }

@@ -5,12 +5,12 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use blockd_inspect::dump::{DumpReport, dump};
-use blockd_inspect::thin_xml::thin_xml;
+use blockd_inspect::thin_xml::{Gap, thin_xml};
 use blockd_inspect::{MediaMut, Reader, Stopped};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::units::DeviceIndex;
 use blockd_media::error::Error;
-use blockd_media::pool::Access;
+use blockd_media::pool::{Access, Offline};
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, LostShape, lost_text, reader};
@@ -69,6 +69,10 @@ struct ThinDumped {
     filled: bool,
 }
 
+/// The way on for a pool that has composite entries.
+const FOLD: &str =
+    "while the daemon has the pool, `blockd pool feature disable composite` folds them";
+
 impl Dump {
     pub(crate) fn run(&self, context: &Context) -> Result<(), Error> {
         if context.output.is_json() && self.output.is_none() {
@@ -85,10 +89,8 @@ impl Dump {
                 write(&mut reader, &mut |text| context.output.text(text), &steps)?
             }
             Some(path) => {
-                let file = File::create_new(path);
-                let file = file.map_err(|source| Error::file("make", path, source))?;
                 let steps = Steps::shown("dump", !context.output.is_json());
-                let report = to_file(&mut reader, file, path, &steps);
+                let report = into_new(path, |file| to_file(&mut reader, file, path, &steps));
                 steps.clear();
                 let report = report?;
                 let shape = Dumped {
@@ -120,37 +122,64 @@ impl Dump {
             true => self.devices.open_to_write(self.claim)?,
             false => self.devices.open(Access::Read)?,
         };
-        let (mut text, mut failure) = (Vec::new(), None);
-        let file = self
-            .output
-            .as_ref()
-            .map(|path| File::create_new(path).map_err(|source| Error::file("make", path, source)));
-        let mut file = file.transpose()?.map(BufWriter::new);
-        let mut put = |piece: &str| match &mut file {
-            None => context.output.text(piece),
-            Some(file) => file
-                .write_all(piece.as_bytes())
-                .map_err(|source| Error::io("writing the XML", source)),
+        let gaps = match &self.output {
+            None => {
+                let gaps = self.thin_text(&mut devices, &mut |text| context.output.text(text))?;
+                self.fill(&mut devices, &gaps)?;
+                gaps
+            }
+            Some(path) => into_new(path, |file| {
+                let failed = |source| Error::io("writing the XML", source);
+                let mut out = BufWriter::new(file);
+                let gaps = self.thin_text(&mut devices, &mut |text| {
+                    out.write_all(text.as_bytes()).map_err(failed)
+                })?;
+                let file = out.into_inner().map_err(|error| failed(error.into_error()))?;
+                file.sync_all().map_err(failed)?;
+                self.fill(&mut devices, &gaps)?;
+                Ok(gaps)
+            })?,
         };
-        let gaps = {
-            let mut reader = reader(&mut devices)?;
-            self.may_fill(&reader)?;
-            thin_xml(&mut reader, &mut |piece| {
-                put(piece).map_err(|error| {
-                    failure = Some(error);
-                    Stopped
-                })
+        if !self.fill && !gaps.is_empty() && !context.output.is_json() {
+            eprintln!(
+                "{} range(s) on the media have to be zeroed before dm-thin shows them: see --fill",
+                gaps.len()
+            );
+        }
+        match &self.output {
+            Some(path) if context.output.is_json() => context.output.last_json(&ThinDumped {
+                output: path.display().to_string(),
+                gaps: gaps.len(),
+                filled: self.fill,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The XML in pieces. Returns the ranges that have to be zero on the media.
+    fn thin_text(
+        &self,
+        devices: &mut Offline,
+        out: &mut dyn FnMut(&str) -> Result<(), Error>,
+    ) -> Result<Vec<Gap>, Error> {
+        let mut failure = None;
+        let mut reader = reader(devices)?;
+        self.may_fill(&reader)?;
+        let gaps = thin_xml(&mut reader, &mut |piece| {
+            out(piece).map_err(|error| {
+                failure = Some(error);
+                Stopped
             })
-        };
+        });
         if let Some(error) = failure {
             return Err(error);
         }
-        let gaps = gaps?;
-        if let Some(file) = file {
-            let file = file.into_inner().map_err(|error| error.into_error());
-            let synced = file.and_then(|file| file.sync_all());
-            synced.map_err(|source| Error::io("writing the XML", source))?;
-        }
+        let gaps = gaps.map_err(|error| match error {
+            MapperError::Invalid { field: "composite entries", .. } => {
+                Error::from(error).with_note(FOLD)
+            }
+            error => error.into(),
+        })?;
         if gaps.torn > 0 {
             let problem = format!(
                 "{} extent(s) hold what one volume has discarded and a snapshot of it has not: \
@@ -159,30 +188,24 @@ impl Dump {
             );
             return Err(Error::Corrupt { what: "XML".to_owned(), problem });
         }
-        for gap in gaps.gaps.iter().filter(|_| self.fill) {
-            text.resize(usize::try_from(gap.len).unwrap_or(0), 0);
-            let written = devices.write(gap.device, gap.offset, &text);
-            written.map_err(|error| Error::io("filling gaps", std::io::Error::other(error)))?;
+        Ok(gaps.gaps)
+    }
+
+    /// Makes these ranges zero on the media, with --fill.
+    fn fill(&self, devices: &mut Offline, gaps: &[Gap]) -> Result<(), Error> {
+        if !self.fill {
+            return Ok(());
         }
-        if self.fill {
-            for device in (0..).take(devices.present().len()) {
-                let flushed = devices.flush(DeviceIndex(device));
-                flushed.map_err(|error| Error::io("filling gaps", std::io::Error::other(error)))?;
-            }
-        } else if !gaps.gaps.is_empty() && !context.output.is_json() {
-            eprintln!(
-                "{} range(s) on the media have to be zeroed before dm-thin shows them: see --fill",
-                gaps.gaps.len()
-            );
+        let failed = |error| Error::io("filling gaps", std::io::Error::other(error));
+        let mut zeroes = Vec::new();
+        for gap in gaps {
+            zeroes.resize(usize::try_from(gap.len).unwrap_or(0), 0);
+            devices.write(gap.device, gap.offset, &zeroes).map_err(failed)?;
         }
-        match &self.output {
-            Some(path) if context.output.is_json() => context.output.last_json(&ThinDumped {
-                output: path.display().to_string(),
-                gaps: gaps.gaps.len(),
-                filled: self.fill,
-            }),
-            _ => Ok(()),
+        for device in (0..).take(devices.present().len()) {
+            devices.flush(DeviceIndex(device)).map_err(failed)?;
         }
+        Ok(())
     }
 
     /// Answered writes that are only in the delta ring look like never written here.
@@ -199,6 +222,18 @@ impl Dump {
         }
         Ok(())
     }
+}
+
+/// Makes a new file with this content. After an error there is none, so that the command can be
+/// repeated.
+fn into_new<T>(path: &Path, write: impl FnOnce(File) -> Result<T, Error>) -> Result<T, Error> {
+    let file = File::create_new(path).map_err(|source| Error::file("make", path, source))?;
+    let written = write(file);
+    if written.is_err() {
+        // The error of the content says more than that of its removal.
+        let _ = std::fs::remove_file(path);
+    }
+    written
 }
 
 fn to_file(

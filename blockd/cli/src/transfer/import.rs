@@ -35,6 +35,11 @@ pub(crate) enum Source {
     /// The records of a backup, up to the first `None`: ranges that they do not name are left as
     /// they are.
     Records(Records),
+    /// No bytes: the volume reads as zeroes from the block on that has this offset.
+    Zeroes {
+        /// The first byte.
+        from: u64,
+    },
 }
 
 /// Returns the next record at each call.
@@ -103,7 +108,7 @@ impl Import<'_> {
                 let again = again.map_err(|cause| Error::io(format!("reading {name}"), cause))?;
                 Some((again, name.clone()))
             }
-            Source::Stream(_) | Source::Records(_) => None,
+            Source::Stream(_) | Source::Records(_) | Source::Zeroes { .. } => None,
         };
         let file = file.as_ref().map(|(file, name)| (file, name.as_str()));
         std::thread::scope(|scope| {
@@ -152,14 +157,17 @@ struct Feed<'a> {
 
 impl Feed<'_> {
     fn run(mut self, source: Source) -> Result<(), Failure> {
+        let block = self.import.block_bytes as u64;
         let end = match source {
             Source::File { file, size_bytes, name } => self.file(&file, size_bytes, &name)?,
             Source::Stream(stream) => self.stream(stream)?,
             Source::Records(records) => return self.records(records),
+            Source::Zeroes { from } => {
+                return self.zero(from - from % block, self.import.size_bytes);
+            }
         };
         *self.source_bytes = end;
         // The rest of the volume has to read as zeroes, whatever it held before.
-        let block = self.import.block_bytes as u64;
         self.zero(end.next_multiple_of(block), self.import.size_bytes)
     }
 
@@ -368,6 +376,16 @@ mod tests {
         assert_eq!(memory.bytes()[..1000], pattern(1000));
         assert!(memory.bytes()[1000..].iter().all(|byte| *byte == 0));
         assert_eq!(memory.mapped_count(), 1);
+    }
+
+    #[test]
+    fn zeroes_begin_with_the_block_that_has_their_first_byte() {
+        let memory = Memory::of(vec![7; 3 << 20]);
+        import(&memory, Source::Zeroes { from: (1 << 20) + 700 }, false).unwrap();
+        let bytes = memory.bytes();
+        let (kept, zeroes) = bytes.split_at((1 << 20) + 512);
+        assert!(kept.iter().all(|byte| *byte == 7) && zeroes.iter().all(|byte| *byte == 0));
+        assert!(memory.flushed());
     }
 
     #[test]

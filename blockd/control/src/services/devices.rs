@@ -439,24 +439,38 @@ fn spec(pool: &PoolHandle, volume: &VolumeSummary, record: &Record) -> DeviceSpe
     }
 }
 
-/// The device of a volume whose pool is not open here; `None` of one over NBD.
+/// The device of a volume on standby, whose pool is not open here; `None` of one over NBD.
 pub(super) fn standby_spec(record: &Record) -> Option<DeviceSpec> {
-    let (ublk, standby) = record.ublk.zip(record.standby.as_ref())?;
+    let standby = record.standby.as_ref()?;
+    Some(DeviceSpec {
+        size: standby.size,
+        block_size: standby.block_size,
+        extent_size: standby.extent_size,
+        write_cache: standby.write_cache,
+        stands_by: true,
+        ..recorded_spec(record)?
+    })
+}
+
+/// The part of a device that its record has: enough to find and remove it. `None` of a volume over
+/// NBD, and where the record does not have the pool's identity.
+pub(super) fn recorded_spec(record: &Record) -> Option<DeviceSpec> {
+    let ublk = record.ublk?;
     Some(DeviceSpec {
         pool: super::standby::pool_id(record)?,
         pool_name: record.pool.clone(),
         volume: VolumeId(record.id),
         name: record.volume.clone(),
-        size: standby.size,
-        block_size: standby.block_size,
-        extent_size: standby.extent_size,
+        size: 0,
+        block_size: 0,
+        extent_size: 0,
         read_only: record.read_only,
-        write_cache: standby.write_cache,
+        write_cache: false,
         queues: ublk.queues,
         depth: ublk.depth,
         // Whether the pool's devices can do without copies is not known yet.
         zero_copy: false,
         ready_mark: ublk.mark,
-        stands_by: true,
+        stands_by: false,
     })
 }

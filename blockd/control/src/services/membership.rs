@@ -16,7 +16,7 @@ use blockd_media::error::Error;
 use blockd_media::pool::{Access, Offline, PoolError, is_there};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DeviceKind, NodeConfig, PoolConfig};
+use crate::config::{DeviceConfig, DeviceKind, NodeConfig, PoolConfig};
 use crate::hook::{self, Ran};
 use crate::node::NodeId;
 
@@ -119,6 +119,13 @@ pub(super) fn last_owner(config: &PoolConfig) -> Result<Option<LastOwner>, Error
     if devices.iter().any(|one| one.kind == DeviceKind::Memory || !is_there(&one.path)) {
         return Ok(None);
     }
+    let mut is_there_yet = false;
+    for device in devices {
+        is_there_yet |= holds_pool(config, device)?;
+    }
+    if !is_there_yet {
+        return Ok(None);
+    }
     let mut devices = open(config, Access::Look)?;
     let present = devices.present().to_vec();
     let reader = Reader::open(&mut devices, &present);
@@ -131,13 +138,18 @@ fn open(config: &PoolConfig, access: Access) -> Result<Offline, Error> {
     // A spare that has joined is one of its devices.
     let mut paths: Vec<PathBuf> = config.devices.iter().map(|one| one.path.clone()).collect();
     for spare in &config.spares {
-        let alone = PoolConfig { devices: vec![spare.clone()], ..config.clone() };
-        let holds = blockd_media::pool::exists(&spec(&alone, Path::new("")));
-        if holds.map_err(|error| refused(&config.name, error))? {
+        if holds_pool(config, spare)? {
             paths.push(spare.path.clone());
         }
     }
     Offline::open(&paths, access, config.claim_wait).map_err(|error| refused(&config.name, error))
+}
+
+/// Whether a pool is on this one of its devices, perhaps another one.
+fn holds_pool(config: &PoolConfig, device: &DeviceConfig) -> Result<bool, Error> {
+    let alone = PoolConfig { devices: vec![device.clone()], ..config.clone() };
+    let holds = blockd_media::pool::exists(&spec(&alone, Path::new("")));
+    holds.map_err(|error| refused(&config.name, error))
 }
 
 fn refused(pool: &str, error: PoolError) -> Error {
@@ -168,6 +180,17 @@ pub struct Left {
     pub changed: bool,
     /// The pools that were taken over now.
     pub pools: Vec<Taken>,
+    /// The pools that can't be read: whether they name the node is not known.
+    pub unread: Vec<Unread>,
+}
+
+/// A pool that can't be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unread {
+    /// Its name.
+    pub pool: String,
+    /// Why.
+    pub problem: String,
 }
 
 /// The request to remove a node.
@@ -205,6 +228,7 @@ struct Membership<'a> {
     config: HostConfig<'a>,
     leave: Leave,
     owned: Vec<Owned>,
+    unread: Vec<Unread>,
     dead: Vec<DeadNode>,
 }
 
@@ -218,13 +242,13 @@ pub fn declare_dead(
     let mut members = Membership::look(config, leave, "declared dead")?;
     let dirty: Vec<PoolConfig> = members.dirty().map(|one| one.config.clone()).collect();
     if members.record().is_some() && dirty.is_empty() {
-        return Ok(Left::default());
+        return Ok(Left { unread: members.unread, ..Left::default() });
     }
     members.fence(&dirty)?;
     members.run_hooks("pre-declare-dead.d", &dirty, report)?;
     let pools = members.take(&dirty)?;
     members.remember(&dirty)?;
-    Ok(Left { changed: true, pools })
+    Ok(Left { changed: true, pools, unread: members.unread })
 }
 
 /// Forgets a node that was declared dead, or with `force` any: no pool names it any more.
@@ -247,11 +271,12 @@ pub fn forget(
     let pools = members.take(&owned)?;
     members.dead.retain(|one| !one.name().is_some_and(|name| name.is(&leave.node)));
     file(config.state_dir).write(members.dead)?;
-    Ok(Left { changed: true, pools })
+    Ok(Left { changed: true, pools, unread: members.unread })
 }
 
 impl<'a> Membership<'a> {
     /// Looks at every pool of this host. A node that nothing names is an error, and so is this one.
+    /// A pool that can't be read keeps no other from being taken over.
     fn look(config: HostConfig<'a>, leave: Leave, what: &str) -> Result<Self, Error> {
         let own = config.node.id.map(NodeName::of);
         let Some(own) = own else {
@@ -262,15 +287,25 @@ impl<'a> Membership<'a> {
             let allowed = format!("another node: this one runs, and can't be {what}");
             return Err(Error::invalid("node", leave.node, allowed));
         }
-        let mut owned = Vec::new();
+        let (mut owned, mut unread, mut first_error) = (Vec::new(), Vec::new(), None);
         for config in pools(config)? {
-            if let Some(owner) = last_owner(&config)?.filter(|o| o.number == leave.node.number) {
-                owned.push(Owned { config, clean: owner.clean });
+            match last_owner(&config) {
+                Ok(Some(owner)) if owner.number == leave.node.number => {
+                    owned.push(Owned { config, clean: owner.clean });
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let (pool, problem) = (config.name, error.to_string());
+                    let note = format!("no other pool names node {}", leave.node);
+                    first_error = first_error.or_else(|| Some(error.with_note(&note)));
+                    unread.push(Unread { pool, problem });
+                }
             }
         }
-        let members = Self { config, leave, owned, dead: dead_nodes(config.state_dir)? };
+        let members = Self { config, leave, owned, unread, dead: dead_nodes(config.state_dir)? };
         if members.owned.is_empty() && members.record().is_none() {
-            return Err(Error::not_found("node", &leave.node.to_string()));
+            let unknown = || Error::not_found("node", &leave.node.to_string());
+            return Err(first_error.unwrap_or_else(unknown));
         }
         Ok(members)
     }

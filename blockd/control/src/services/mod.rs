@@ -113,7 +113,7 @@ pub use events::{EventHub, EventKind};
 pub use exports::{Arrival, Exported, NbdAddress, NbdPlace};
 pub use extend::{ExtendListener, bind_extend};
 pub use health::HealthSummary;
-pub use membership::{HostConfig, Leave, Left, NodeName, Taken, declare_dead, forget};
+pub use membership::{HostConfig, Leave, Left, NodeName, Taken, Unread, declare_dead, forget};
 pub use peers::PeerListener;
 pub use server::{ControlListener, bind};
 pub use standby::with_causes;

@@ -13,7 +13,7 @@ use blockd_pmem::platform::Platform;
 use serde::{Deserialize, Serialize};
 
 use super::places::paths_of;
-use super::pools::Unopened;
+use super::pools::{RING_LOST, Unopened};
 use super::{Control, EventKind, Known, blocking, errors, pools, regions, served};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 use crate::node::NodeId;
@@ -448,10 +448,12 @@ impl Control {
         opening.join_all().await;
     }
 
-    /// Whether a pool is missing that was served before.
+    /// Whether a pool can be opened only once a call or a reload says how: one that is missing, and
+    /// one whose delta ring is lost. Another start does not help these.
     #[must_use]
-    pub fn has_missing_pools(&self) -> bool {
-        self.0.pools.read().values().any(Known::is_missing)
+    pub fn has_pools_for_a_call(&self) -> bool {
+        let is_ring_lost = |known: &Known| known.state.is_err() && known.reason == RING_LOST;
+        self.0.pools.read().values().any(|known| known.is_missing() || is_ring_lost(known))
     }
 
     pub(super) async fn note_served(

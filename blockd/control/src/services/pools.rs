@@ -69,6 +69,9 @@ fn unopened(pool: &str, error: PoolError) -> Unopened {
     Unopened { reason: reason.unwrap_or(unopened.reason), ..unopened }
 }
 
+/// The reason of a pool whose delta ring is not there, or not to be replayed.
+pub(super) const RING_LOST: &str = "ring-lost";
+
 /// The kind of a failure of a pool, in small letters with hyphens.
 pub(super) fn reason(error: &MapperError) -> &'static str {
     match error {
@@ -81,7 +84,7 @@ pub(super) fn reason(error: &MapperError) -> &'static str {
         MapperError::Device { .. } => "wrong-device",
         MapperError::Unsupported { .. } => "unknown-feature",
         MapperError::Format(_) => "damaged",
-        MapperError::RingLost { .. } => "ring-lost",
+        MapperError::RingLost { .. } => RING_LOST,
         MapperError::ClaimLost { .. } => "other-node",
         MapperError::Io { error: IoError::Gone, .. } => "device-missing",
         MapperError::Io { error: IoError::NoSpace, .. } => "no-space",

@@ -14,6 +14,7 @@ use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::units::{from_wire, to_wire};
+use blockd_serve::ublk::control::DeviceSpec;
 use parking_lot::Mutex;
 use tonic::Status;
 
@@ -611,9 +612,18 @@ impl Control {
 
     /// Ends an attachment on standby, with its device. How many connections were ended.
     async fn drop_standby(&self, record: &Record, force: bool) -> Result<usize, Error> {
-        if let (Some(devices), Some(spec)) =
-            (self.ublk().map(Arc::clone), super::devices::standby_spec(record))
-        {
+        self.drop_record(record, super::devices::standby_spec(record), force).await
+    }
+
+    /// Ends an attachment whose pool is not open here, with this device. How many connections were
+    /// ended.
+    pub(super) async fn drop_record(
+        &self,
+        record: &Record,
+        device: Option<DeviceSpec>,
+        force: bool,
+    ) -> Result<usize, Error> {
+        if let (Some(devices), Some(spec)) = (self.ublk().map(Arc::clone), device) {
             let number = record.ublk.and_then(|ublk| ublk.device);
             blocking(move || devices.detach(&spec, number, force).map_err(device_error)).await?;
         }

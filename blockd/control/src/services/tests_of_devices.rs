@@ -13,7 +13,7 @@ use blockd_serve::ublk::control::{
 use blockd_serve::ublk::{QueueHost, QueueSpec};
 use parking_lot::Mutex;
 
-use super::testing::Rig;
+use super::testing::{Rig, file_pool, folder};
 use super::tests::{MIB, attach, create};
 
 /// The devices of a kernel.
@@ -126,9 +126,7 @@ const OPTIONS: DeviceOptions = DeviceOptions {
 async fn no_device_is_left_of_a_volume_that_could_not_be_added() {
     let mut rig = Rig::new().await;
     let kernel = Kernel::default();
-    let devices = Devices::new(Arc::new(kernel.clone()), Arc::new(Host), OPTIONS);
-    let devices = devices.with_names_in(&rig.folder.path().join("names"));
-    rig.control.set_ublk(Arc::new(devices));
+    rig.with_devices(&kernel);
     let device = v1::AttachVolumeRequest { front_end: v1::FrontEnd::Ublk.into(), ..attach("") };
     let asked = v1::AddVolumeRequest {
         create: Some(create("a", MIB)),
@@ -148,4 +146,57 @@ async fn no_device_is_left_of_a_volume_that_could_not_be_added() {
     assert!(kernel.numbers().is_empty() && rig.volumes().await[0].attached);
     rig.control.recover_devices().await.unwrap();
     assert_eq!(kernel.numbers(), [9000]);
+}
+
+/// A daemon with a file's pool after the former one has died, and the file has gone with its disk.
+async fn without_its_disk(rig: &Rig, kernel: &Kernel) -> Rig {
+    let place = folder();
+    for entry in std::fs::read_dir(rig.folder.path()).unwrap() {
+        let (from, name) = entry.map(|one| (one.path(), one.file_name())).unwrap();
+        // What the state directory remembers.
+        if from.is_file() && name != "default.pool" {
+            std::fs::copy(from, place.path().join(name)).unwrap();
+        }
+    }
+    for device in kernel.0.lock().values_mut() {
+        device.state = DeviceState::Quiesced;
+    }
+    let path = rig.folder.path().join("default.pool");
+    std::fs::remove_file(&path).unwrap();
+    let next = Rig::without_pool(place).await;
+    next.with_devices(kernel);
+    next.control.open_pool(&file_pool("default", &path)).await.unwrap_err();
+    next.control.recover_devices().await.unwrap();
+    next
+}
+
+impl Rig {
+    fn with_devices(&self, kernel: &Kernel) {
+        let devices = Devices::new(Arc::new(kernel.clone()), Arc::new(Host), OPTIONS);
+        let devices = devices.with_names_in(&self.folder.path().join("names"));
+        self.control.set_ublk(Arc::new(devices));
+    }
+}
+
+#[tokio::test]
+async fn a_device_whose_pool_is_missing_is_detached_by_force() {
+    let (mut rig, kernel) = (Rig::without_pool(folder()).await, Kernel::default());
+    rig.with_devices(&kernel);
+    let config = file_pool("default", &rig.folder.path().join("default.pool"));
+    rig.control.open_pool(&config).await.unwrap();
+    rig.client.create_volume(create("a", MIB)).await.unwrap();
+    let device = v1::AttachVolumeRequest { front_end: v1::FrontEnd::Ublk.into(), ..attach("a") };
+    rig.client.attach_volume(device).await.unwrap();
+    let mut next = without_its_disk(&rig, &kernel).await;
+    assert_eq!(kernel.numbers(), [9000], "the device of a missing pool stays");
+    let detach =
+        |force| v1::DetachVolumeRequest { name: "a".to_owned(), force, ..Default::default() };
+    let status = next.client.detach_volume(detach(false)).await.unwrap_err();
+    assert!(status.message().contains("is missing"), "{}", status.message());
+    assert_eq!(kernel.numbers(), [9000]);
+    let done = next.client.detach_volume(detach(true)).await.unwrap().into_inner();
+    assert!(done.changed && done.volume.is_none(), "{done:?}");
+    assert!(kernel.numbers().is_empty() && !next.control.is_attached("default", "a"));
+    let status = next.client.detach_volume(detach(true)).await.unwrap_err();
+    assert!(status.message().contains("is missing"), "{}", status.message());
 }

@@ -13,7 +13,7 @@ use blockd_media::names::{check_name, check_new_name};
 use blockd_media::units::{counted, human, to_wire, to_wire_gb};
 
 use super::attachments::Record;
-use super::devices::{AttachWish, FrontEnd, device_error};
+use super::devices::{AttachWish, FrontEnd, device_error, recorded_spec};
 use super::hex;
 use super::messages::count;
 use super::{Control, EventKind, blocking};
@@ -281,6 +281,12 @@ impl Control {
         {
             return Ok((true, closed, None));
         }
+        if force
+            && self.pool(pool).is_err()
+            && let Some(closed) = self.detach_unserved(pool, name).await?
+        {
+            return Ok((true, closed, None));
+        }
         let handle = self.pool(pool)?;
         let _guard = self.lock(&handle, name).await;
         let volume = existing(&handle, name)?;
@@ -294,6 +300,31 @@ impl Control {
             empty_log(&handle).await;
         }
         Ok((changed, closed, Some(self.describe(&handle, name).await?)))
+    }
+
+    /// Detaches a volume by force whose pool is not served: its disk may be gone for good, and
+    /// processes wait for its device. Returns how many connections were ended; `None` where there
+    /// is no attachment, or no device can be found by its record.
+    async fn detach_unserved(&self, pool: &str, name: &str) -> Result<Option<usize>, Error> {
+        self.not_for_direct(pool)?;
+        let pool = self.pool_name(pool);
+        let Some(attached) = self.0.attachments.get(pool, name) else { return Ok(None) };
+        let pool_id = attached.record.pool_id.clone();
+        let _guard = self.0.volumes.lock_volumes(&pool_id, [name]).await;
+        // Until then it may have been detached, or its pool opened.
+        let attached = self.0.attachments.get(pool, name);
+        let attached = attached.filter(|one| one.record.pool_id == pool_id);
+        let Some(attached) = attached.filter(|_| self.pool(pool).is_err()) else {
+            return Ok(None);
+        };
+        let device = recorded_spec(&attached.record);
+        if device.is_none() && attached.record.ublk.is_some() {
+            return Ok(None);
+        }
+        let closed = self.drop_record(&attached.record, device, true).await?;
+        let text = format!("volume {} was detached", shown(name));
+        self.events().publish(EventKind::VolumeDetached, pool, name, text);
+        Ok(Some(closed))
     }
 
     /// Refuses a volume with connections, or whose block device is in use.
