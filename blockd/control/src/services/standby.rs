@@ -574,7 +574,7 @@ impl Control {
             self.await_other(&record.pool).await;
             let Some(standby) = record.standby.clone() else { return };
             let request = v1::TakeCellRequest {
-                group: standby.group,
+                group: standby.group.clone(),
                 name: record.pool.clone(),
                 handover: true,
                 ..Default::default()
@@ -582,10 +582,14 @@ impl Control {
             let problem = match self.take_cell(request).await {
                 Ok(_) if !waiting.waits() => continue,
                 Ok(_) => "its pool is open, and does not have the volume".to_owned(),
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    return self.give_up(&all, &error).await;
+                Err(error) => {
+                    // Also of a file of this host or the device of a disk, which may come back.
+                    let is_missing = error.kind() == ErrorKind::NotFound;
+                    if is_missing && self.is_gone(&standby.group, &record.pool).await {
+                        return self.give_up(&all, &error).await;
+                    }
+                    error.to_string()
                 }
-                Err(error) => error.to_string(),
             };
             if problem != reported {
                 let text = format!("clients wait for cell {}: {problem}", record.pool);
@@ -595,6 +599,17 @@ impl Control {
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
+    }
+
+    /// Whether a cell was deleted, as its group says, which is there and answers.
+    async fn is_gone(&self, group: &str, cell: &str) -> bool {
+        let (Ok(group), Ok(name)) = (self.group(group), cell_name(cell)) else { return false };
+        // A folder whose file system is not mounted has no cell either.
+        let found = self.coordinate(&group, move |leases| {
+            leases.space()?;
+            leases.cell(&name)
+        });
+        matches!(found.await, Ok(None))
     }
 
     /// The cell of these attachments is gone: its clients get errors.
