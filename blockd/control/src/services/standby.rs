@@ -392,15 +392,22 @@ impl Control {
             Err(error) => Err(error),
         };
         if let Err(error) = closed {
-            // Its clients get errors, and not silence.
             go_on();
-            for volume in handle.mapper().summaries() {
-                self.0.data_path.close_volume(handle.id(), volume.id).await;
-            }
+            self.fail_waiting(&handle).await;
             return Err(error);
         }
         self.0.data_path.answer_flushes(handle.id()).await;
         self.forget_but_attachments(&pool).await
+    }
+
+    /// Answers the clients of a pool whose close has failed with errors, and not with silence. A
+    /// flush that waited for the close would succeed on the pool once that is open again.
+    async fn fail_waiting(&self, handle: &PoolHandle) {
+        // The pool has failed or is closed: requests of devices fail until it is open again.
+        self.0.data_path.serve(handle.id()).await;
+        for volume in handle.mapper().summaries() {
+            self.0.data_path.close_volume(handle.id(), volume.id).await;
+        }
     }
 
     /// Notes that a cell is being handed over from now on, or stays.
