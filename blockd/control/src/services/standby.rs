@@ -279,7 +279,7 @@ impl Control {
         match self.pool_in(&found) {
             Some(known) if known.is_closed() => {
                 self.refuse_unclosed(&group, &found).await?;
-                self.leave_waiting(&known.config.name).await;
+                self.leave_waiting(&known.config.name).await?;
                 self.forget_but_attachments(&known.config.name).await?;
             }
             Some(known) => {
@@ -309,13 +309,24 @@ impl Control {
     }
 
     /// Has the clients of a pool wait that was closed in order for another host, though that call
-    /// failed then.
-    async fn leave_waiting(&self, pool: &str) {
-        let attached = self.0.attachments.of_pool(pool);
-        attached.iter().for_each(|one| one.wait());
-        if let Some(id) = attached.iter().find_map(|one| pool_id(&one.record)) {
+    /// failed then. Attachments that `blockd pool close` has ended are removed, as by `blockd cell
+    /// release`: they have no clients or devices to wait, and an opening by its cell renews none.
+    async fn leave_waiting(&self, pool: &str) -> Result<(), Error> {
+        let is_left = |one: &Arc<Attachment>| one.record.standby.is_some() && !one.has_ended();
+        let attached = self.0.attachments.of_pool(pool).into_iter();
+        let (left, ended): (Vec<_>, Vec<_>) = attached.partition(is_left);
+        let places = ended.iter().map(|one| (pool.to_owned(), one.record.volume.clone()));
+        self.0.attachments.remove(places.collect()).await?;
+        for one in ended {
+            let volume = &one.record.volume;
+            let text = format!("volume {} was detached", shown(volume));
+            self.events().publish(EventKind::VolumeDetached, pool, volume, text);
+        }
+        left.iter().for_each(|one| one.wait());
+        if let Some(id) = left.iter().find_map(|one| pool_id(&one.record)) {
             self.0.data_path.answer_flushes(id).await;
         }
+        Ok(())
     }
 
     async fn close_for_another(
