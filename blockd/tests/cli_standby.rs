@@ -347,21 +347,23 @@ fn certificates(folder: &Path) {
     }
 }
 
+/// The keys of `[hosts]` for the certificate with this name.
+fn tls(folder: &Path, name: &str) -> String {
+    let file = |name: String| folder.join(name);
+    format!(
+        "certificate = {:?}\nkey = {:?}\nca = {:?}\n",
+        file(format!("{name}.pem")),
+        file(format!("{name}.key")),
+        file("ca.pem".to_owned()),
+    )
+}
+
 #[test]
 fn a_host_without_a_certificate_of_the_authority_gets_no_cell() {
     let folder = shared();
     certificates(folder.path());
-    let tls = |name: &str| {
-        let file = |name: String| folder.path().join(name);
-        format!(
-            "certificate = {:?}\nkey = {:?}\nca = {:?}\n",
-            file(format!("{name}.pem")),
-            file(format!("{name}.key")),
-            file("ca.pem".to_owned()),
-        )
-    };
-    let hosts = prepared(folder.path(), &tls("host"));
-    for more in [tls("stranger"), String::new()] {
+    let hosts = prepared(folder.path(), &tls(folder.path(), "host"));
+    for more in [tls(folder.path(), "stranger"), String::new()] {
         let stranger = daemon(folder.path(), 3, &more);
         let (_, problem) = stranger.failure(&["cell", "handover", "local/one"]);
         assert!(problem.contains("does not answer"), "{problem}");
@@ -369,4 +371,32 @@ fn a_host_without_a_certificate_of_the_authority_gets_no_cell() {
     }
     let handed = hosts[1].json(&["cell", "handover", "local/one"]);
     assert_eq!(handed["former_host"], 1);
+}
+
+#[test]
+fn clients_wait_while_a_file_is_missing_that_the_fetch_of_their_cell_needs() {
+    let folder = shared();
+    certificates(folder.path());
+    let hosts = prepared(folder.path(), &tls(folder.path(), "host"));
+    let data = pattern(MIB, 11);
+    let first = place(&hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]));
+    connect(&first).write(0, &data, true).unwrap();
+    let second = place(&hosts[1].json(&["cell", "standby", "--nbd", "local/one", "data"]));
+    // As while certificates are renewed.
+    let (key, away) = (folder.path().join("host.key"), folder.path().join("away"));
+    fs::rename(&key, &away).unwrap();
+    let mut client = connect(&second);
+    let mut read = vec![0; MIB];
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| client.read(0, &mut read));
+        let problem = format!("clients wait for cell one: read {}", key.display());
+        wait_until("it is said that clients wait", || {
+            reader.is_finished() || hosts[1].log().contains(&problem)
+        });
+        let before = state(&hosts[1]);
+        fs::rename(&away, &key).unwrap();
+        reader.join().unwrap().unwrap();
+        assert_eq!(before, ("elsewhere".to_owned(), json!(["data"])));
+    });
+    assert!(read == data);
 }

@@ -108,8 +108,8 @@ fn line(cell: &v1::HostCell) -> String {
             format!("taken over, {changes} change(s) replayed from its log, closed and released")
         }
         v1::HostCellOutcome::Kept => format!(
-            "taken over, {changes} change(s) replayed from its log, open here as volumes of it are \
-             attached"
+            "taken over, {changes} change(s) replayed from its log, open here as it was before, or \
+             as volumes of it are attached"
         ),
         v1::HostCellOutcome::Elsewhere => "left alone, the host does not have it".to_owned(),
         v1::HostCellOutcome::Failed | v1::HostCellOutcome::Unspecified => {

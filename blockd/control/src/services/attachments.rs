@@ -150,7 +150,7 @@ impl Attachment {
     }
 
     /// Whether no client comes any more.
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         matches!(*self.clients.lock(), Clients::Leave)
     }
 

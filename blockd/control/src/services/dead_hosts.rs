@@ -322,7 +322,8 @@ impl HostCall<'_> {
     }
 
     /// Takes one cell over, closes it in order and releases it. One that volumes of this host wait
-    /// for stays open here, and one that another host has by now is left alone.
+    /// for stays open here, as does one that was open here before, and one that another host has by
+    /// now is left alone.
     async fn take_over_cell(&self, cell: &str, key: Option<Key>) -> Result<v1::HostCell, Error> {
         let (control, group) = (self.control, &self.group);
         let done = |outcome: v1::HostCellOutcome, log_changes| v1::HostCell {
@@ -358,7 +359,8 @@ impl HostCall<'_> {
         let Some(taken) = control.take_cell_after(taking, key).await? else {
             return Ok(done(v1::HostCellOutcome::Released, 0));
         };
-        if !control.0.attachments.of_pool(cell).is_empty() {
+        // One that was taken here since an earlier call may be used without an attachment.
+        if !taken.changed || !control.0.attachments.of_pool(cell).is_empty() {
             return Ok(done(v1::HostCellOutcome::Kept, taken.log_changes));
         }
         let (group, name) = (group.name.clone(), cell.to_owned());

@@ -405,8 +405,12 @@ impl Groups {
     #[cfg(test)]
     pub(super) fn add_simulated(&self, name: &str, member: Member) {
         let record = Membership::new(name, None);
-        let group = Group::new(record, Backend::Simulated(member));
-        self.all.write().insert(name.to_owned(), Arc::new(group));
+        self.add(Arc::new(Group::new(record, Backend::Simulated(member))));
+    }
+
+    #[cfg(test)]
+    pub(super) fn add(&self, group: Arc<Group>) {
+        self.all.write().insert(group.name.clone(), group);
     }
 }
 

@@ -280,7 +280,7 @@ impl Control {
         match self.pool_in(&found) {
             Some(known) if known.is_closed() => {
                 self.refuse_unclosed(&group, &found).await?;
-                self.leave_waiting(&known.config.name).await;
+                self.leave_waiting(&known.config.name).await?;
                 self.forget_but_attachments(&known.config.name).await?;
             }
             Some(known) => {
@@ -310,13 +310,24 @@ impl Control {
     }
 
     /// Has the clients of a pool wait that was closed in order for another host, though that call
-    /// failed then.
-    async fn leave_waiting(&self, pool: &str) {
-        let attached = self.0.attachments.of_pool(pool);
-        attached.iter().for_each(|one| one.wait());
-        if let Some(id) = attached.iter().find_map(|one| pool_id(&one.record)) {
+    /// failed then. Attachments that `blockd pool close` has ended are removed, as by `blockd cell
+    /// release`: they have no clients or devices to wait, and an opening by its cell renews none.
+    async fn leave_waiting(&self, pool: &str) -> Result<(), Error> {
+        let is_left = |one: &Arc<Attachment>| one.record.standby.is_some() && !one.has_ended();
+        let attached = self.0.attachments.of_pool(pool).into_iter();
+        let (left, ended): (Vec<_>, Vec<_>) = attached.partition(is_left);
+        let places = ended.iter().map(|one| (pool.to_owned(), one.record.volume.clone()));
+        self.0.attachments.remove(places.collect()).await?;
+        for one in ended {
+            let volume = &one.record.volume;
+            let text = format!("volume {} was detached", shown(volume));
+            self.events().publish(EventKind::VolumeDetached, pool, volume, text);
+        }
+        left.iter().for_each(|one| one.wait());
+        if let Some(id) = left.iter().find_map(|one| pool_id(&one.record)) {
             self.0.data_path.answer_flushes(id).await;
         }
+        Ok(())
     }
 
     async fn close_for_another(
@@ -393,15 +404,22 @@ impl Control {
             Err(error) => Err(error),
         };
         if let Err(error) = closed {
-            // Its clients get errors, and not silence.
             go_on();
-            for volume in handle.mapper().summaries() {
-                self.0.data_path.close_volume(handle.id(), volume.id).await;
-            }
+            self.fail_waiting(&handle).await;
             return Err(error);
         }
         self.0.data_path.answer_flushes(handle.id()).await;
         self.forget_but_attachments(&pool).await
+    }
+
+    /// Answers the clients of a pool whose close has failed with errors, and not with silence. A
+    /// flush that waited for the close would succeed on the pool once that is open again.
+    async fn fail_waiting(&self, handle: &PoolHandle) {
+        // The pool has failed or is closed: requests of devices fail until it is open again.
+        self.0.data_path.serve(handle.id()).await;
+        for volume in handle.mapper().summaries() {
+            self.0.data_path.close_volume(handle.id(), volume.id).await;
+        }
     }
 
     /// Notes that a cell is being handed over from now on, or stays.
@@ -575,7 +593,7 @@ impl Control {
             self.await_other(&record.pool).await;
             let Some(standby) = record.standby.clone() else { return };
             let request = v1::TakeCellRequest {
-                group: standby.group,
+                group: standby.group.clone(),
                 name: record.pool.clone(),
                 handover: true,
                 ..Default::default()
@@ -583,10 +601,14 @@ impl Control {
             let problem = match self.take_cell(request).await {
                 Ok(_) if !waiting.waits() => continue,
                 Ok(_) => "its pool is open, and does not have the volume".to_owned(),
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    return self.give_up(&all, &error).await;
+                Err(error) => {
+                    // Also of a file of this host or the device of a disk, which may come back.
+                    let is_missing = error.kind() == ErrorKind::NotFound;
+                    if is_missing && self.is_gone(&standby.group, &record.pool).await {
+                        return self.give_up(&all, &error).await;
+                    }
+                    error.to_string()
                 }
-                Err(error) => error.to_string(),
             };
             if problem != reported {
                 let text = format!("clients wait for cell {}: {problem}", record.pool);
@@ -596,6 +618,17 @@ impl Control {
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
         }
+    }
+
+    /// Whether a cell was deleted, as its group says, which is there and answers.
+    async fn is_gone(&self, group: &str, cell: &str) -> bool {
+        let (Ok(group), Ok(name)) = (self.group(group), cell_name(cell)) else { return false };
+        // A folder whose file system is not mounted has no cell either.
+        let found = self.coordinate(&group, move |leases| {
+            leases.space()?;
+            leases.cell(&name)
+        });
+        matches!(found.await, Ok(None))
     }
 
     /// The cell of these attachments is gone: its clients get errors.

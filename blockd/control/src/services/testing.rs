@@ -64,6 +64,8 @@ pub(crate) struct FakeDataPath {
     pub(crate) connections: Mutex<Vec<ConnectionInfo>>,
     /// A pool that fails when a volume's connections are ended.
     pub(crate) fails_on_close: Mutex<Option<PoolHandle>>,
+    /// A pool that fails when its clients are to wait.
+    pub(crate) fails_on_stand_by: Mutex<Option<PoolHandle>>,
     /// Why no pool can be added.
     pub(crate) refuses_pools: Mutex<Option<String>>,
     pub(crate) volumes: Mutex<Vec<Arc<VolumeStats>>>,
@@ -72,6 +74,14 @@ pub(crate) struct FakeDataPath {
     /// The IO of clients does not end.
     pub(crate) is_busy: Mutex<bool>,
     demands: Arc<Demands>,
+}
+
+/// Has a pool fail, once.
+fn fail(pool: &Mutex<Option<PoolHandle>>) {
+    if let Some(pool) = pool.lock().take() {
+        let problem = "failed for a test".to_owned();
+        pool.halt(MapperError::Device { name: "memory".to_owned(), problem });
+    }
 }
 
 impl DataPath for FakeDataPath {
@@ -86,10 +96,7 @@ impl DataPath for FakeDataPath {
     }
 
     fn close_volume(&self, pool: [u8; 16], volume: VolumeId) -> Answer<'_, usize> {
-        if let Some(pool) = self.fails_on_close.lock().take() {
-            let problem = "failed for a test".to_owned();
-            pool.halt(MapperError::Device { name: "memory".to_owned(), problem });
-        }
+        fail(&self.fails_on_close);
         let mut connections = self.connections.lock();
         let before = connections.len();
         connections.retain(|one| (one.pool, one.volume) != (pool, volume));
@@ -99,6 +106,7 @@ impl DataPath for FakeDataPath {
 
     fn stand_by(&self, pool: [u8; 16]) -> Answer<'_, bool> {
         let is_busy = *self.is_busy.lock();
+        fail(&self.fails_on_stand_by);
         if !is_busy {
             self.standing.lock().insert(pool);
         }

@@ -652,6 +652,18 @@ async fn a_cell_whose_requests_do_not_end_stays_and_is_served_on() {
 }
 
 #[tokio::test]
+async fn clients_of_a_cell_that_fails_in_a_hand_over_wait_no_more() {
+    let mut hosts = attached().await;
+    let handle = hosts.this.control.pool("one").unwrap();
+    *hosts.this.data_path.fails_on_stand_by.lock() = Some(handle.clone());
+    let error = hosts.this.control.hand_over(handing()).await.unwrap_err();
+    assert!(error.to_string().contains("failed for a test"), "{error}");
+    assert!(!hosts.this.data_path.standing.lock().contains(&handle.id()), "its clients wait");
+    assert!(!hosts.this.control.0.attachments.get("one", "v").unwrap().waits());
+    assert_eq!(states(&mut hosts.this).await, [("one".to_owned(), v1::CellState::Held, 1)]);
+}
+
+#[tokio::test]
 async fn a_host_without_an_address_is_not_asked_for_a_cell() {
     let mut hosts = attached().await;
     let request = v1::TakeCellRequest { handover: true, ..taking("one", false) };

@@ -684,3 +684,20 @@ async fn a_cell_whose_volumes_wait_here_stays_open_here() {
     assert!(hosts.this.control.pool("one").is_ok());
     assert_eq!(hosts.group().await.dead[0].cells, ["one"]);
 }
+
+#[tokio::test]
+async fn a_cell_that_was_taken_here_between_two_calls_stays_open_here() {
+    let mut hosts = Hosts::with(&["one", "two"]).await;
+    hosts.array.before("take one", || false);
+    let (ended, cells) = hosts.declare(false).await;
+    ended.unwrap_err();
+    assert_eq!(outcomes(&cells), [("one", Failed), ("two", Released)]);
+    assert_eq!(hosts.take("one").await, ["v"]);
+    let (ended, cells) = hosts.declare(false).await;
+    assert!(ended.unwrap().changed);
+    assert_eq!(outcomes(&cells), [("one", Kept)]);
+    assert!(hosts.this.control.pool("one").is_ok(), "a cell in use was closed");
+    assert_eq!(hosts.holder("one"), Holder::This);
+    assert_eq!(hosts.group().await.dead[0].cells, ["one", "two"]);
+    assert!(!hosts.declare(false).await.0.unwrap().changed);
+}

@@ -10,10 +10,12 @@ use blockd_serve::worker::ConnectionInfo;
 
 use super::cells::cell_name;
 use super::dead_hosts::Steps;
+use super::devices::AttachWish;
 use super::testing::{Rig, folder_on_disk};
 use super::tests_of_begun::deletion;
 use super::tests_of_cells::{
-    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, die, handing, make_volume, taking, volumes,
+    CELL, GROUP, Hosts, OTHER, THIS, attached, creation, die, handing, make_volume, releasing,
+    taking, volumes,
 };
 
 #[tokio::test]
@@ -191,6 +193,39 @@ async fn a_takeover_that_did_not_end_does_not_count_for_a_later_cell() {
         };
         assert_eq!(changed, !is_deleted_again);
         assert!(group.member().taking(&name).is_none(), "{is_deleted_again}");
+    }
+}
+
+#[tokio::test]
+async fn attachments_of_a_pool_that_was_closed_by_force_end_when_its_cell_is_handed_over() {
+    for is_restarted in [false, true] {
+        let mut hosts = attached().await;
+        let close = v1::ClosePoolRequest { name: "one".to_owned(), force: true };
+        hosts.this.client.close_pool(close).await.unwrap();
+        let former = &hosts.this.control;
+        let mut control = former.clone();
+        if is_restarted {
+            let options = former.0.options.clone();
+            control = super::Control::new(options, Arc::clone(&hosts.this.data_path) as _).unwrap();
+            control.0.groups.add(former.group(GROUP).unwrap());
+            for config in control.remembered_pools().unwrap() {
+                control.start_pool(&config).await.unwrap();
+            }
+        }
+        let mut events = control.events().reader(false, "one".to_owned());
+        assert!(control.hand_over(handing()).await.unwrap());
+        control.events().close();
+        let mut kinds = Vec::new();
+        while let Some(event) = events.next().await {
+            kinds.push(event.kind());
+        }
+        assert!(kinds.contains(&v1::EventKind::VolumeDetached), "{is_restarted}: {kinds:?}");
+        hosts.other.client.take_cell(taking("one", false)).await.unwrap();
+        hosts.other.client.release_cell(releasing("one")).await.unwrap();
+        control.take_cell(taking("one", false)).await.unwrap();
+        // An attachment that is left lets no client connect, and is not made anew.
+        let attached = control.attach_volume("one", "v", AttachWish::default()).await.unwrap();
+        assert!(attached.0, "{is_restarted}");
     }
 }
 

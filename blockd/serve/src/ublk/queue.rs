@@ -272,6 +272,8 @@ impl Queue {
             return;
         }
         self.flushes = Flushes::Answer;
+        // A close that failed before has failed its requests.
+        self.fails = false;
         for tag in std::mem::take(&mut self.held) {
             match self.is_flush(tag) {
                 true => self.answer(tag, 0, context),

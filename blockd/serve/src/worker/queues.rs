@@ -239,3 +239,96 @@ fn forget(shown: &Mutex<Vec<u32>>, device: u32) {
         shown.swap_remove(at);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::Write;
+    use std::path::PathBuf;
+
+    use blockd_engine::backing::{Ring, RingOptions};
+    use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, open};
+    use blockd_media::clock::Clock;
+    use blockd_media::pool::PoolSpec;
+    use blockd_media::{DeviceKind, DeviceSpec};
+
+    use super::*;
+    use crate::ublk::QueueStandby;
+
+    /// The requests of the queue, by their tags.
+    const FLUSH: u16 = 0;
+    const READ: u16 = 1;
+
+    /// A file in place of `/dev/ublkcN`, with the descriptors of both requests.
+    fn descriptors() -> Arc<File> {
+        let path = std::env::temp_dir().join(format!("blockd-queues-{}", std::process::id()));
+        let mut options = File::options();
+        let mut file = options.read(true).write(true).create_new(true).open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let mut page = [0; 4096];
+        // The operation of the first one; that of the second is 0.
+        page[0] = 2;
+        file.write_all(&page).unwrap();
+        Arc::new(file)
+    }
+
+    /// A pool in memory with a volume.
+    fn pool() -> (PoolHandle, VolumeId) {
+        let (kind, size) = (DeviceKind::Memory, Some(64 << 20));
+        let device =
+            DeviceSpec { path: PathBuf::new(), kind, size, preallocate: false, direct: false };
+        let (pool, _) = open(&PoolSpec::new("queues", device, PathBuf::from("/dev/shm"))).unwrap();
+        let control = Control::Create { name: "v".to_owned(), size: 1 << 20, block_size: 512 };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let Ok(Outcome::Created(volume)) = runtime.block_on(pool.control(control)) else {
+            panic!("no volume");
+        };
+        (pool, volume)
+    }
+
+    #[test]
+    fn requests_that_wait_for_a_close_fail_with_it_and_wait_again_after_the_next_one() {
+        let (pool, volume) = pool();
+        let options = RingOptions { operations: 4096, arena_bytes: 4 << 20, serves: true };
+        let mut ring = Ring::new(options).unwrap();
+        let mut executor = Executor::new(0, ring.free_bytes(), Clock::start());
+        executor.add_pool(&pool, &mut ring).unwrap();
+        let served = executor.attach(pool.id(), volume, Arc::default).unwrap();
+        let mut context = Context { ring: &mut ring, executor: &mut executor };
+        let spec = QueueSpec {
+            device: 0,
+            queue: 0,
+            depth: 2,
+            max_bytes: 4096,
+            zero_copy: false,
+            device_file: descriptors(),
+            pool: pool.id(),
+            volume,
+            name: "v".to_owned(),
+            read_only: false,
+            standby: QueueStandby::No,
+        };
+        let mut queues = Queues::default();
+        let (shown, load) = (Mutex::default(), Load::default());
+        let (answer, mut started) = oneshot::channel();
+        load.place();
+        queues.start(spec, Some(served), answer, (&shown, &load), &mut context);
+        assert!(queues.any(), "{:?}", started.try_recv());
+        queues.stand_by(pool.id());
+        assert!(queues.rest(pool.id(), &mut context));
+        queues.ended((0, FLUSH, Step::Fetch), 0, &mut context);
+        assert_eq!(queues.busy(), 1, "a flush is answered before the close");
+        // The close fails: the pool is gone, and was not flushed.
+        assert!(context.executor.remove_pool(pool.id(), context.ring));
+        queues.serve(pool.id(), &mut context, |spec, executor| {
+            executor.attach(spec.pool, spec.volume, Arc::default).ok()
+        });
+        assert_eq!(queues.busy(), 0, "a flush waits for the next opening");
+        queues.ended((0, READ, Step::Fetch), 0, &mut context);
+        assert_eq!(queues.busy(), 0, "a read waits for a pool that is not served");
+        // It was closed in order after all.
+        queues.answer_flushes(pool.id(), &mut context);
+        queues.ended((0, READ, Step::Fetch), 0, &mut context);
+        assert_eq!(queues.busy(), 1, "a read on standby fails");
+    }
+}
