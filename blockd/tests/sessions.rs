@@ -109,6 +109,13 @@ impl Server {
         Client::connect(&Uri { server, export: String::new() }, &options).expect("a connection")
     }
 
+    /// Limits the requests of the volume in a second.
+    fn limit(&self, iops: u64) {
+        let settings = VolumeSettings { iops, ..VolumeSettings::default() };
+        let control = Control::Configure { volume: self.volume, settings };
+        self.runtime.block_on(self.pool.control(control)).expect("a limit");
+    }
+
     fn stop(self) {
         self.runtime.block_on(self.workers.drain(Duration::from_secs(10)));
         self.runtime.block_on(self.pool.close()).expect("an orderly close");
@@ -341,6 +348,25 @@ fn a_flush_on_standby_waits_once_the_pool_is_back() {
         server.runtime.block_on(workers.serve(id));
         receive.recv_timeout(Duration::from_secs(60)).expect("an answer");
     });
+    server.stop();
+}
+
+#[test]
+fn a_limit_that_is_set_while_the_client_is_idle_holds_back_its_next_requests() {
+    let server = Server::start("idle-limit", Place::Tmpfs);
+    let mut client = server.connect(impatient());
+    client.write(0, &[7; BLOCK], false).expect("a write");
+    server.limit(20);
+    // Each worker looks at its volumes once a second.
+    std::thread::sleep(Duration::from_millis(2500));
+    let clock = blockd_media::clock::Clock::start();
+    let mut data = [0; BLOCK];
+    for _ in 0..100 {
+        client.read(0, &mut data).expect("a read");
+    }
+    let took = clock.elapsed();
+    assert!(took >= Duration::from_secs(4), "100 reads at 20 a second took {took:?}");
+    client.disconnect().expect("a goodbye");
     server.stop();
 }
 
