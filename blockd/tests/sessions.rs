@@ -370,6 +370,27 @@ fn a_limit_that_is_set_while_the_client_is_idle_holds_back_its_next_requests() {
     server.stop();
 }
 
+/// One of the workers has an older connection, whose receive is out.
+#[test]
+fn a_connection_that_the_server_closes_ends_beside_idle_ones_that_are_older() {
+    let server = Server::start("closed-beside", Place::Tmpfs);
+    let older = [0, 1].map(|_| server.connect(impatient()));
+    let other = Other::new(&server, "w");
+    let mut younger = other.connect();
+    younger.write(0, &[1; BLOCK], false).expect("a write");
+    let closed = server.workers.close_volume(server.pool.id(), other.volume);
+    assert_eq!(server.runtime.block_on(closed), 1);
+    let clock = blockd_media::clock::Clock::start();
+    assert!(younger.receive().is_err());
+    let took = clock.elapsed();
+    assert!(took < Duration::from_secs(5), "the connection ended after {took:?}");
+    for client in older {
+        client.disconnect().expect("a goodbye");
+    }
+    server.runtime.block_on(other.listener.stop());
+    server.stop();
+}
+
 #[test]
 fn connections_move_between_workers_and_lose_nothing() {
     let mut movers = Movers::new("moving");
