@@ -1,6 +1,8 @@
 //! Real requests over real sockets to real pools: every byte compared with a model.
 #![forbid(unsafe_code)]
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,12 +11,15 @@ use std::time::Duration;
 use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, VolumeSettings, create, open};
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
-use blockd_nbd::client::{Client, ConnectOptions, Request, ServerAddress, Uri};
+use blockd_nbd::client::{Client, ConnectOptions, RawConnection, Request, ServerAddress, Uri};
+use blockd_nbd::codec::cmd;
+use blockd_nbd::codec::request::Header;
 use blockd_nbd::{ExportError, ExportInfo};
 use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::{Address, Limits, Listener, ListenerOptions, bind};
 use blockd_serve::nbd::{Exports, Opened};
 use blockd_serve::worker::{Target, WorkerOptions, Workers};
+use blockd_testkit::nbd::{Connection, Kind, Request as RawRequest};
 
 const SIZE: u64 = 96 << 20;
 const BLOCK: usize = 4096;
@@ -54,6 +59,11 @@ fn info() -> ExportInfo {
     }
 }
 
+fn options() -> WorkerOptions {
+    // Connections move between the workers, however little these have to do.
+    WorkerOptions { buffer_bytes: 4 << 20, saturated: 0, ..WorkerOptions::default() }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Disk,
@@ -63,17 +73,25 @@ enum Place {
 
 impl Server {
     fn start(name: &str, place: Place) -> Self {
+        Self::start_with(name, place, options())
+    }
+
+    fn start_with(name: &str, place: Place, options: WorkerOptions) -> Self {
         let base = match place {
             Place::Disk => PathBuf::from(env!("CARGO_TARGET_TMPDIR")),
             _ => PathBuf::from("/dev/shm"),
         };
         let directory = base.join(format!("blockd-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory for the test");
-        let server = Self::try_start(&directory, place);
+        let server = Self::try_start(&directory, place, options);
         server.expect("a server")
     }
 
-    fn try_start(directory: &Path, place: Place) -> Result<Self, Box<dyn std::error::Error>> {
+    fn try_start(
+        directory: &Path,
+        place: Place,
+        options: WorkerOptions,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         let kind = if place == Place::Memory { DeviceKind::Memory } else { DeviceKind::File };
         let path = directory.join("pool");
         let size = Some(256 << 20);
@@ -88,9 +106,6 @@ impl Server {
         let Outcome::Created(volume) = runtime.block_on(pool.control(control))? else {
             return Err("not created".into());
         };
-        let buffer_bytes = 4 << 20;
-        // Connections move between the workers, however little these have to do.
-        let options = WorkerOptions { buffer_bytes, saturated: 0, ..WorkerOptions::default() };
         let workers = Workers::start(options)?;
         runtime.block_on(workers.add_pool(&pool))?;
         let target = Target { pool: pool.clone(), volume, name: "v".to_owned() };
@@ -348,6 +363,48 @@ fn a_flush_on_standby_waits_once_the_pool_is_back() {
         server.runtime.block_on(workers.serve(id));
         receive.recv_timeout(Duration::from_secs(60)).expect("an answer");
     });
+    server.stop();
+}
+
+/// Simple replies carry the data of a read without a break: the parts of seven reads wait for the
+/// end of the first one, with their memory, of which that one needs some.
+#[test]
+fn long_reads_with_simple_replies_go_on_beside_clients_that_read_no_replies() {
+    let options = WorkerOptions { buffer_bytes: 16 << 20, ..options() };
+    let server = Server::start_with("long-simple", Place::Tmpfs, options);
+    let socket = UnixStream::connect(server.directory.join("nbd.sock")).expect("a connection");
+    socket.set_read_timeout(Some(Duration::from_secs(30))).expect("a time limit");
+    let options = ConnectOptions::simple();
+    let mut reader = RawConnection::connect(socket, "", &options).expect("an export");
+    // Received at once, so that all of the reads have begun when the first part is answered.
+    let mut requests = Vec::new();
+    for cookie in 0..8 {
+        let header = Header { flags: 0, kind: cmd::READ, cookie, offset: 0, len: 4 << 20 };
+        header.encode(false, &mut requests);
+    }
+    reader.stream.write_all(&requests).expect("the requests");
+    std::thread::sleep(Duration::from_millis(500));
+    // At least one of each worker.
+    let other = Other::new(&server, "w");
+    let neighbours = [0, 1, 2].map(|_| {
+        let mut neighbour = Connection::open(&other.socket, "").expect("a neighbour");
+        for cookie in 0..100 {
+            let (kind, len) = (Kind::Read, 64 << 10);
+            let request = RawRequest { kind, flags: 0, cookie, offset: 0, len };
+            neighbour.send(&request, &[]).expect("a request");
+        }
+        neighbour
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let mut found = vec![1; 4 << 20];
+    for _ in 0..8 {
+        // Long before the neighbours are dropped.
+        assert_eq!(reader.receive().expect("an answer").errno, 0);
+        reader.stream.read_exact(&mut found).expect("its data");
+    }
+    assert!(found.iter().all(|&byte| byte == 0));
+    drop((reader, neighbours));
+    server.runtime.block_on(other.listener.stop());
     server.stop();
 }
 

@@ -321,6 +321,7 @@ impl Connection {
     pub fn resume(&mut self, context: &mut Context<'_>) {
         self.stalled = false;
         self.held = false;
+        self.read_on_first(context);
         for _ in 0..self.waiting_reads.len() {
             if let Some(job) = self.waiting_reads.pop_front() {
                 self.read_on(job, context);
@@ -440,7 +441,31 @@ impl Connection {
     ) -> Option<(Buffer, u64)> {
         let wanted = len.next_power_of_two().max(PAGE);
         let demand = Executor::demand(operation, len).with_memory(wanted, whole);
-        let memory = self.admit(&demand, context)?;
+        self.take_demanded(&demand, len, whole, context)
+    }
+
+    /// The same of a part for which other answers wait.
+    #[cold]
+    fn take_awaited(
+        &mut self,
+        operation: Operation,
+        len: u64,
+        context: &mut Context<'_>,
+    ) -> Option<(Buffer, u64)> {
+        let wanted = len.next_power_of_two().max(PAGE);
+        let demand = Executor::demand(operation, len).with_memory(wanted, false).awaited();
+        self.take_demanded(&demand, len, false, context)
+    }
+
+    #[inline]
+    fn take_demanded(
+        &mut self,
+        demand: &Demand,
+        len: u64,
+        whole: bool,
+        context: &mut Context<'_>,
+    ) -> Option<(Buffer, u64)> {
+        let memory = self.admit(demand, context)?;
         let mut piece = memory;
         loop {
             if let Some(buffer) = context.ring.allocate(piece) {
@@ -453,7 +478,7 @@ impl Connection {
             }
             // There is enough, but not in one piece.
             if whole || piece <= PAGE {
-                context.executor.revoke(self.flow, &demand, memory);
+                context.executor.revoke(self.flow, demand, memory);
                 self.held = true;
                 return None;
             }
