@@ -366,6 +366,32 @@ fn a_flush_on_standby_waits_once_the_pool_is_back() {
     server.stop();
 }
 
+/// The header of a request that limits hold back was received, and was not looked at.
+#[test]
+fn a_client_that_a_limit_holds_back_stays_while_its_pool_is_on_standby() {
+    let options = WorkerOptions { receive_limit: Duration::from_secs(1), ..options() };
+    let server = Server::start_with("standby-limit", Place::Tmpfs, options);
+    let (workers, id) = (&server.workers, server.pool.id());
+    let mut client = server.connect(ConnectOptions { depth: 8, ..impatient() });
+    client.write(0, &[7; BLOCK], false).expect("a write");
+    server.limit(1);
+    for _ in 0..8 {
+        client.send(Request::Read { offset: 0, len: 4096 }).expect("a request");
+    }
+    assert_eq!(client.receive().expect("an answer").result, Ok(()));
+    assert!(server.runtime.block_on(workers.stand_by(id, Duration::from_secs(10))));
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(workers.connections().len(), 1, "it was dropped");
+    server.limit(0);
+    server.runtime.block_on(workers.serve(id));
+    for _ in 1..8 {
+        let answer = client.receive().expect("an answer");
+        assert_eq!((answer.result, answer.data[..] == [7; BLOCK]), (Ok(()), true));
+    }
+    client.disconnect().expect("a goodbye");
+    server.stop();
+}
+
 /// Simple replies carry the data of a read without a break: the parts of seven reads wait for the
 /// end of the first one, with their memory, of which that one needs some.
 #[test]
