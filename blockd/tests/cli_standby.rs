@@ -239,6 +239,22 @@ fn a_client_that_leaves_fetches_no_cell() {
     assert!(!hosts[1].log().contains("was handed over"), "{}", hosts[1].log());
 }
 
+/// The host that has the cell does not answer, so that the cell never comes.
+#[test]
+fn a_client_that_leaves_while_it_waits_for_its_cell_makes_room_for_another() {
+    let folder = shared();
+    let mut hosts = prepared(folder.path(), "[nbd]\nmax_connections = 1\n");
+    let second = place(&hosts[1].json(&["cell", "standby", "--nbd", "local/one", "data"]));
+    hosts[0].kill();
+    let uri = second.parse().unwrap();
+    let options = ConnectOptions { timeout: Duration::from_secs(3), ..ConnectOptions::default() };
+    let mut waits = Client::connect(&uri, &options).unwrap();
+    waits.read(0, &mut vec![0; BLOCK]).unwrap_err();
+    Client::connect(&uri, &options).unwrap_err();
+    drop(waits);
+    wait_until("there is room", || Client::connect(&uri, &options).is_ok());
+}
+
 #[test]
 fn a_flush_on_standby_is_answered_without_the_cell() {
     let folder = shared();

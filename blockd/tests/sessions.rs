@@ -1,6 +1,8 @@
 //! Real requests over real sockets to real pools: every byte compared with a model.
 #![forbid(unsafe_code)]
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,12 +11,15 @@ use std::time::Duration;
 use blockd_engine::pool::{Control, Outcome, PoolHandle, VolumeId, VolumeSettings, create, open};
 use blockd_media::pool::PoolSpec;
 use blockd_media::{DeviceKind, DeviceSpec};
-use blockd_nbd::client::{Client, ConnectOptions, Request, ServerAddress, Uri};
+use blockd_nbd::client::{Client, ConnectOptions, RawConnection, Request, ServerAddress, Uri};
+use blockd_nbd::codec::cmd;
+use blockd_nbd::codec::request::Header;
 use blockd_nbd::{ExportError, ExportInfo};
 use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::{Address, Limits, Listener, ListenerOptions, bind};
 use blockd_serve::nbd::{Exports, Opened};
 use blockd_serve::worker::{Target, WorkerOptions, Workers};
+use blockd_testkit::nbd::{Connection, Kind, Request as RawRequest};
 
 const SIZE: u64 = 96 << 20;
 const BLOCK: usize = 4096;
@@ -54,6 +59,11 @@ fn info() -> ExportInfo {
     }
 }
 
+fn options() -> WorkerOptions {
+    // Connections move between the workers, however little these have to do.
+    WorkerOptions { buffer_bytes: 4 << 20, saturated: 0, ..WorkerOptions::default() }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Disk,
@@ -63,17 +73,25 @@ enum Place {
 
 impl Server {
     fn start(name: &str, place: Place) -> Self {
+        Self::start_with(name, place, options())
+    }
+
+    fn start_with(name: &str, place: Place, options: WorkerOptions) -> Self {
         let base = match place {
             Place::Disk => PathBuf::from(env!("CARGO_TARGET_TMPDIR")),
             _ => PathBuf::from("/dev/shm"),
         };
         let directory = base.join(format!("blockd-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory for the test");
-        let server = Self::try_start(&directory, place);
+        let server = Self::try_start(&directory, place, options);
         server.expect("a server")
     }
 
-    fn try_start(directory: &Path, place: Place) -> Result<Self, Box<dyn std::error::Error>> {
+    fn try_start(
+        directory: &Path,
+        place: Place,
+        options: WorkerOptions,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         let kind = if place == Place::Memory { DeviceKind::Memory } else { DeviceKind::File };
         let path = directory.join("pool");
         let size = Some(256 << 20);
@@ -88,9 +106,6 @@ impl Server {
         let Outcome::Created(volume) = runtime.block_on(pool.control(control))? else {
             return Err("not created".into());
         };
-        let buffer_bytes = 4 << 20;
-        // Connections move between the workers, however little these have to do.
-        let options = WorkerOptions { buffer_bytes, saturated: 0, ..WorkerOptions::default() };
         let workers = Workers::start(options)?;
         runtime.block_on(workers.add_pool(&pool))?;
         let target = Target { pool: pool.clone(), volume, name: "v".to_owned() };
@@ -107,6 +122,13 @@ impl Server {
     fn connect(&self, options: ConnectOptions) -> Client {
         let server = ServerAddress::Unix(self.directory.join("nbd.sock"));
         Client::connect(&Uri { server, export: String::new() }, &options).expect("a connection")
+    }
+
+    /// Limits the requests of the volume in a second.
+    fn limit(&self, iops: u64) {
+        let settings = VolumeSettings { iops, ..VolumeSettings::default() };
+        let control = Control::Configure { volume: self.volume, settings };
+        self.runtime.block_on(self.pool.control(control)).expect("a limit");
     }
 
     fn stop(self) {
@@ -341,6 +363,114 @@ fn a_flush_on_standby_waits_once_the_pool_is_back() {
         server.runtime.block_on(workers.serve(id));
         receive.recv_timeout(Duration::from_secs(60)).expect("an answer");
     });
+    server.stop();
+}
+
+/// The header of a request that limits hold back was received, and was not looked at.
+#[test]
+fn a_client_that_a_limit_holds_back_stays_while_its_pool_is_on_standby() {
+    let options = WorkerOptions { receive_limit: Duration::from_secs(1), ..options() };
+    let server = Server::start_with("standby-limit", Place::Tmpfs, options);
+    let (workers, id) = (&server.workers, server.pool.id());
+    let mut client = server.connect(ConnectOptions { depth: 8, ..impatient() });
+    client.write(0, &[7; BLOCK], false).expect("a write");
+    server.limit(1);
+    for _ in 0..8 {
+        client.send(Request::Read { offset: 0, len: 4096 }).expect("a request");
+    }
+    assert_eq!(client.receive().expect("an answer").result, Ok(()));
+    assert!(server.runtime.block_on(workers.stand_by(id, Duration::from_secs(10))));
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(workers.connections().len(), 1, "it was dropped");
+    server.limit(0);
+    server.runtime.block_on(workers.serve(id));
+    for _ in 1..8 {
+        let answer = client.receive().expect("an answer");
+        assert_eq!((answer.result, answer.data[..] == [7; BLOCK]), (Ok(()), true));
+    }
+    client.disconnect().expect("a goodbye");
+    server.stop();
+}
+
+/// Simple replies carry the data of a read without a break: the parts of seven reads wait for the
+/// end of the first one, with their memory, of which that one needs some.
+#[test]
+fn long_reads_with_simple_replies_go_on_beside_clients_that_read_no_replies() {
+    let options = WorkerOptions { buffer_bytes: 16 << 20, ..options() };
+    let server = Server::start_with("long-simple", Place::Tmpfs, options);
+    let socket = UnixStream::connect(server.directory.join("nbd.sock")).expect("a connection");
+    socket.set_read_timeout(Some(Duration::from_secs(30))).expect("a time limit");
+    let options = ConnectOptions::simple();
+    let mut reader = RawConnection::connect(socket, "", &options).expect("an export");
+    // Received at once, so that all of the reads have begun when the first part is answered.
+    let mut requests = Vec::new();
+    for cookie in 0..8 {
+        let header = Header { flags: 0, kind: cmd::READ, cookie, offset: 0, len: 4 << 20 };
+        header.encode(false, &mut requests);
+    }
+    reader.stream.write_all(&requests).expect("the requests");
+    std::thread::sleep(Duration::from_millis(500));
+    // At least one of each worker.
+    let other = Other::new(&server, "w");
+    let neighbours = [0, 1, 2].map(|_| {
+        let mut neighbour = Connection::open(&other.socket, "").expect("a neighbour");
+        for cookie in 0..100 {
+            let (kind, len) = (Kind::Read, 64 << 10);
+            let request = RawRequest { kind, flags: 0, cookie, offset: 0, len };
+            neighbour.send(&request, &[]).expect("a request");
+        }
+        neighbour
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let mut found = vec![1; 4 << 20];
+    for _ in 0..8 {
+        // Long before the neighbours are dropped.
+        assert_eq!(reader.receive().expect("an answer").errno, 0);
+        reader.stream.read_exact(&mut found).expect("its data");
+    }
+    assert!(found.iter().all(|&byte| byte == 0));
+    drop((reader, neighbours));
+    server.runtime.block_on(other.listener.stop());
+    server.stop();
+}
+
+#[test]
+fn a_limit_that_is_set_while_the_client_is_idle_holds_back_its_next_requests() {
+    let server = Server::start("idle-limit", Place::Tmpfs);
+    let mut client = server.connect(impatient());
+    client.write(0, &[7; BLOCK], false).expect("a write");
+    server.limit(20);
+    // Each worker looks at its volumes once a second.
+    std::thread::sleep(Duration::from_millis(2500));
+    let clock = blockd_media::clock::Clock::start();
+    let mut data = [0; BLOCK];
+    for _ in 0..100 {
+        client.read(0, &mut data).expect("a read");
+    }
+    let took = clock.elapsed();
+    assert!(took >= Duration::from_secs(4), "100 reads at 20 a second took {took:?}");
+    client.disconnect().expect("a goodbye");
+    server.stop();
+}
+
+/// One of the workers has an older connection, whose receive is out.
+#[test]
+fn a_connection_that_the_server_closes_ends_beside_idle_ones_that_are_older() {
+    let server = Server::start("closed-beside", Place::Tmpfs);
+    let older = [0, 1].map(|_| server.connect(impatient()));
+    let other = Other::new(&server, "w");
+    let mut younger = other.connect();
+    younger.write(0, &[1; BLOCK], false).expect("a write");
+    let closed = server.workers.close_volume(server.pool.id(), other.volume);
+    assert_eq!(server.runtime.block_on(closed), 1);
+    let clock = blockd_media::clock::Clock::start();
+    assert!(younger.receive().is_err());
+    let took = clock.elapsed();
+    assert!(took < Duration::from_secs(5), "the connection ended after {took:?}");
+    for client in older {
+        client.disconnect().expect("a goodbye");
+    }
+    server.runtime.block_on(other.listener.stop());
     server.stop();
 }
 

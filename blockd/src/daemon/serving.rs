@@ -1,6 +1,6 @@
 //! Passes requests of the control service, and connections of listeners, to the workers.
 
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use blockd_serve::demands::Demands;
 use blockd_serve::nbd::session::{FRONT_BYTES, Next, next_of};
 use blockd_serve::nbd::{Session, Sessions};
 use blockd_serve::worker::{ConnectionInfo, Workers};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv};
 use tokio::io::Interest;
 use tokio::sync::watch;
@@ -24,6 +25,9 @@ const STANDBY_LIMIT: Duration = Duration::from_secs(5);
 
 /// Between two looks at a client that has sent a part of a request's header.
 const HEADER_PAUSE: Duration = Duration::from_millis(50);
+
+/// Between two looks whether a client is gone that waits for its cell.
+const GONE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The workers, for the control service and for listeners.
 #[derive(Debug)]
@@ -157,6 +161,20 @@ async fn wait(
                 }
                 false => return,
             },
+            () = is_gone(stream), if has_asked => return,
+        }
+    }
+}
+
+/// Waits until a client has closed its connection, or that is broken. The client has sent a request
+/// that stays unread, so that its socket is always readable. One that has only shut down its
+/// sending side may read the answer; over TCP one that has closed its socket looks the same.
+async fn is_gone(stream: &OwnedFd) {
+    loop {
+        tokio::time::sleep(GONE_PAUSE).await;
+        let mut polled = [PollFd::new(stream.as_fd(), PollFlags::empty())];
+        if poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ended| ended > 0) {
+            return;
         }
     }
 }

@@ -9,6 +9,6 @@ mod receive;
 mod ring;
 
 pub use message::Message;
-pub use operation::{Ended, FileSlot, IoDirection, RingOptions};
+pub use operation::{Ended, FileSlot, IoDirection, RingOptions, Socket};
 pub use receive::Chunk;
 pub use ring::{AreaId, QueueTag, Ring};

@@ -1,5 +1,7 @@
 //! Operations that a ring executes, and their completions.
 
+use std::os::fd::RawFd;
+
 use blockd_mapper::io::IoCommand;
 
 use super::message::Message;
@@ -19,6 +21,15 @@ pub struct RingOptions {
 /// Names a file that a ring knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileSlot(pub(super) u32);
+
+/// Names a socket that a ring keeps open, by its own number: up to Linux 6.12 a file in the ring's
+/// table is closed only when every older operation on that table has ended, which a receive of an
+/// idle client does not. It would keep sockets and devices open that were removed since.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Socket {
+    pub(super) fd: RawFd,
+    pub(super) at: usize,
+}
 
 /// Which way data goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

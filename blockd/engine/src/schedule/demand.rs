@@ -66,13 +66,15 @@ pub struct Demand {
     pub counted: bool,
     /// May come to wait for space.
     pub allocates: bool,
+    /// The flow's answers wait until this is done, and keep their memory until then.
+    pub is_awaited: bool,
 }
 
 impl Demand {
     /// A request without payload memory.
     #[must_use]
     pub const fn new(bytes: u64, counted: bool, allocates: bool) -> Self {
-        Self { bytes, memory: 0, least_memory: 0, counted, allocates }
+        Self { bytes, memory: 0, least_memory: 0, counted, allocates, is_awaited: false }
     }
 
     /// The bytes that are moved with so much payload memory.
@@ -86,6 +88,12 @@ impl Demand {
     pub fn with_memory(self, memory: u64, whole: bool) -> Self {
         let least = if whole { memory } else { memory.min(PAGE) };
         Self { memory, least_memory: least, ..self }
+    }
+
+    /// The same where answers of its flow wait until it is done: see [`Self::is_awaited`].
+    #[must_use]
+    pub const fn awaited(self) -> Self {
+        Self { is_awaited: true, ..self }
     }
 }
 

@@ -86,6 +86,12 @@ impl Memory {
         }
         if allowed >= least { allowed.min(wanted) } else { 0 }
     }
+
+    /// The piece that a flow may have whatever it holds, as it gives nothing back without one: an
+    /// eighth of the free memory at the most, so that any number of such flows leave some of it.
+    pub(super) fn awaited(&self, wanted: u64) -> u64 {
+        wanted.min(LEAST_PIECE).min(pages(self.free / FLOW_TIMES))
+    }
 }
 
 /// The largest piece of the allocator, a power of two of pages, that fits in `bytes`.
@@ -126,6 +132,16 @@ mod tests {
                 assert!(one.abs_diff(fair) <= fair / 20 + 2 * PAGE, "{one} of {fair}, {count}");
             }
         }
+    }
+
+    #[test]
+    fn flows_whose_answers_wait_leave_memory_for_others() {
+        let mut memory = Memory::new(16 << 20);
+        for _ in 0..10_000 {
+            memory.take(memory.awaited(1 << 20));
+        }
+        assert_eq!(memory.awaited(PAGE), 0);
+        assert_eq!(memory.allowed((1 << 20, PAGE), (0, 0), 100, true), 4 * PAGE);
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //!   one volume.
 //! - **Payload memory and requests**: dynamic thresholds. A volume may hold as much as is free
 //!   (times its weight), and a flow as much as its volume has left. One greedy volume ends with a
-//!   half, two with a third each, and a volume that begins always finds memory.
+//!   half, two with a third each, and a volume that begins always finds memory. A read gets a small
+//!   piece in any case while other answers of its connection wait for its end, and keep theirs.
 //! - **The media queue**: each active volume of a pool has a share of the pool's [`Window`] by
 //!   weight, on all workers together, and may use what others leave.
 //!
@@ -351,7 +352,11 @@ impl Scheduler {
         }
         let held = (tenant.memory, flow.memory);
         let wanted = (demand.memory, demand.least_memory);
-        match self.memory.allowed(wanted, held, tenant.weight, divided) {
+        let allowed = match self.memory.allowed(wanted, held, tenant.weight, divided) {
+            0 if demand.is_awaited => self.memory.awaited(demand.memory),
+            allowed => allowed,
+        };
+        match allowed {
             0 => Err(Hold::Memory),
             memory => Ok(memory),
         }
@@ -395,6 +400,10 @@ impl Scheduler {
     fn hold(&mut self, at: usize, demand: &Demand, hold: Hold) {
         let Some(flow) = self.flows[at].as_mut() else { return };
         if flow.hold.is_some() {
+            // The others of the flow go on after this one only.
+            if demand.is_awaited {
+                flow.demand = *demand;
+            }
             return;
         }
         flow.hold = Some((hold, self.now));

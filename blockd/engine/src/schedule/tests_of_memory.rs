@@ -181,3 +181,42 @@ fn an_admission_that_is_taken_back_costs_nothing() {
     assert_eq!(both[0], both[1], "what is left of the limits");
     assert_eq!(world.scheduler.memory_of(world.tenant), 4096);
 }
+
+/// A client with simple replies reads 4 MiB eight times at once. The parts of all but the first one
+/// are answered after that, and keep their memory. Meanwhile a neighbour takes its share.
+#[test]
+fn a_read_goes_on_whose_connection_holds_answers_back_until_it_is_done() {
+    let mut world = World::new(1);
+    // The worker keeps this for copies.
+    world.scheduler.reserve_memory(MIB);
+    let flow = world.flows[0];
+    while world.scheduler.admit(flow, &whole()).is_ok() {
+        world.scheduler.complete(flow, cost(MIB));
+    }
+    assert_eq!(world.scheduler.memory_of(world.tenant), 7 * MIB);
+    world.scheduler.free_memory(flow, MIB);
+    let neighbour = world.add_tenant();
+    let piece = Demand::new(LEAST_PIECE, true, false).with_memory(LEAST_PIECE, true);
+    let mut taken = 0;
+    world.turn();
+    while world.scheduler.admit(neighbour, &piece).is_ok() {
+        world.scheduler.complete(neighbour, cost(LEAST_PIECE));
+        taken += LEAST_PIECE;
+        world.turn();
+    }
+    assert!((4 * MIB..5 * MIB).contains(&taken), "{taken} bytes");
+    // The next part of another read had its turn before that of the first one.
+    assert_eq!(world.scheduler.next_runnable(), None);
+    let rest = Demand::new(MIB, true, false).with_memory(MIB, false);
+    for _ in 0..32 {
+        assert!(world.scheduler.admit(flow, &rest.awaited()).is_err());
+        assert!(world.scheduler.has_runnable());
+        world.turn();
+        assert_eq!(world.scheduler.next_runnable(), Some(Owner::Connection(0)));
+        assert_eq!(world.scheduler.admit(flow, &rest.awaited()), Ok(LEAST_PIECE));
+        assert_eq!(world.scheduler.admit(flow, &rest), Err(Hold::Memory));
+        world.scheduler.complete(flow, cost(LEAST_PIECE));
+        world.scheduler.free_memory(flow, LEAST_PIECE);
+    }
+    assert_eq!(world.scheduler.next_runnable(), None, "no other read goes on");
+}

@@ -98,7 +98,9 @@ impl Executor {
         self.waits_looked_at = self.looks_wanted();
         self.found_waiting = false;
         for attached in self.volumes.iter_mut().flatten() {
-            let _ = attached.follow_settings();
+            if attached.follow_settings() {
+                self.scheduler.set_limited(attached.tenant, attached.has_limits());
+            }
             if attached.stats.blocked.get() > 0 {
                 attached.stats.blocked.set(0);
                 attached.stats.blocked_ns.set(0);

@@ -190,8 +190,10 @@ impl Workers {
         let placement = Arc::new(Mutex::new(placement));
         let moves = Moves::new(&placement);
         let (mut threads, demands) = (Vec::new(), Arc::<Demands>::default());
+        // The workers share the limits of a volume, which are points in time.
+        let clock = Clock::start();
         for worker in 0..options.count {
-            threads.push(start_thread(worker, options, moves.clone(), &demands)?);
+            threads.push(start_thread(worker, options, clock, moves.clone(), &demands)?);
         }
         let threads: Arc<[Shared]> = threads.into();
         moves.begin(&threads);
@@ -441,13 +443,13 @@ impl Shared {
 fn start_thread(
     worker: usize,
     options: WorkerOptions,
+    clock: Clock,
     moves: Moves,
     demands: &Arc<Demands>,
 ) -> Result<Shared, FrontendError> {
     let io = |what| move |source| FrontendError::Io { what, source };
     let doorbell = Arc::new(Doorbell::new().map_err(io("make an eventfd"))?);
     let (mail, inbox) = mailbox(MAX_MAIL);
-    let clock = Clock::start();
     let stats = Arc::new(WorkerStats { worker, ..WorkerStats::default() });
     let shared = Shared {
         doorbell: Arc::clone(&doorbell),
@@ -484,4 +486,17 @@ fn start_thread(
     let result = answer.recv().map_err(|_| FrontendError::Gone)?;
     result.map_err(io("set up io_uring (needs Linux 5.19 or newer with io_uring allowed)"))?;
     Ok(shared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_workers_have_one_clock() {
+        let options = WorkerOptions { count: 3, buffer_bytes: 4 << 20, ..WorkerOptions::default() };
+        let workers = Workers::start(options).unwrap();
+        let clocks: Vec<Clock> = workers.threads.iter().map(|thread| thread.clock).collect();
+        assert_eq!(clocks, [clocks[0]; 3]);
+    }
 }

@@ -305,6 +305,13 @@ impl WorkerThread {
         if !self.executor.has_holds() {
             return;
         }
+        // Answers that were sent may have been the last that could be, but for those that wait for
+        // the end of a long read.
+        for &at in &self.touched {
+            let Some(connection) = self.connections[at].as_mut() else { continue };
+            let mut context = Context { ring: &mut self.ring, executor: &mut self.executor };
+            connection.read_on_first(&mut context);
+        }
         while let Some(owner) = self.executor.next_runnable() {
             match owner {
                 Owner::Queue(at) => {

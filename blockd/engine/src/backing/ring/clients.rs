@@ -2,13 +2,13 @@
 
 use std::ptr;
 
-use io_uring::squeue::Flags;
+use io_uring::squeue::{Entry, Flags};
 use io_uring::{opcode, types};
 
 use super::memory::Memory;
 use super::{Record, Ring};
 use crate::backing::message::{Message, Part};
-use crate::backing::operation::{Ended, FileSlot};
+use crate::backing::operation::{Ended, Socket};
 use crate::backing::receive::{CHUNK, Chunk, GROUP};
 use crate::block::Buffer;
 
@@ -75,18 +75,16 @@ impl Ring {
     }
 
     /// Starts to receive whatever comes, at most `max` bytes, into a chunk.
-    pub fn receive_any(&mut self, token: u64, file: FileSlot, max: usize) -> std::io::Result<()> {
+    pub fn receive_any(&mut self, token: u64, socket: Socket, max: usize) -> std::io::Result<()> {
         let len = u32::try_from(max.min(CHUNK)).unwrap_or(u32::MAX);
-        let receive = opcode::Recv::new(types::Fixed(file.0), ptr::null_mut(), len);
-        let entry = receive.buf_group(GROUP).build().flags(Flags::BUFFER_SELECT);
-        self.push(entry, Record::Select { token })
+        self.push(select_entry(socket, len), Record::Select { token })
     }
 
     /// Starts to receive bytes into a buffer, until they are all there.
     pub fn receive_into(
         &mut self,
         token: u64,
-        file: FileSlot,
+        socket: Socket,
         buffer: &Buffer,
         at: usize,
         len: usize,
@@ -95,7 +93,7 @@ impl Ring {
         let place = buffer.place();
         let base = self.memory.slice_mut(buffer)[at..].as_mut_ptr();
         let len = u32::try_from(len).map_err(std::io::Error::other)?;
-        let receive = opcode::Recv::new(types::Fixed(file.0), base, len);
+        let receive = opcode::Recv::new(types::Fd(socket.fd), base, len);
         let entry = receive.flags(libc::MSG_WAITALL).build();
         self.memory.begin(place);
         self.push(entry, Record::Receive { token, place })
@@ -105,7 +103,7 @@ impl Ring {
     pub fn send(
         &mut self,
         token: u64,
-        file: FileSlot,
+        socket: Socket,
         message: Box<Message>,
     ) -> std::io::Result<()> {
         let mut outgoing = self.idle_sends.pop().unwrap_or_else(Outgoing::new);
@@ -116,19 +114,19 @@ impl Ring {
         }
         outgoing.sent = 0;
         outgoing.message = Some(message);
-        self.start_send(token, file, outgoing)
+        self.start_send(token, socket, outgoing)
     }
 
     fn start_send(
         &mut self,
         token: u64,
-        file: FileSlot,
+        socket: Socket,
         mut outgoing: Box<Outgoing>,
     ) -> std::io::Result<()> {
         outgoing.fill(&self.memory);
-        let send = opcode::SendMsg::new(types::Fixed(file.0), &raw const outgoing.header);
+        let send = opcode::SendMsg::new(types::Fd(socket.fd), &raw const outgoing.header);
         let entry = send.flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL).cast_unsigned()).build();
-        self.push(entry, Record::Send { token, file, outgoing })?;
+        self.push(entry, Record::Send { token, socket, outgoing })?;
         self.unsent += 1;
         Ok(())
     }
@@ -144,7 +142,7 @@ impl Ring {
     pub(super) fn send_ended(
         &mut self,
         token: u64,
-        file: FileSlot,
+        socket: Socket,
         mut outgoing: Box<Outgoing>,
         result: std::io::Result<u32>,
     ) -> Option<Ended> {
@@ -153,7 +151,7 @@ impl Ring {
             Ok(sent) => {
                 outgoing.sent += sent as usize;
                 if sent > 0 && outgoing.sent < total {
-                    return match self.start_send(token, file, outgoing) {
+                    return match self.start_send(token, socket, outgoing) {
                         Ok(()) => None,
                         Err(error) => Some(Ended::Sent(token, Err(error), Box::default())),
                     };
@@ -173,6 +171,12 @@ impl Ring {
         }
         Some(Ended::Sent(token, result, message))
     }
+}
+
+#[inline]
+fn select_entry(socket: Socket, len: u32) -> Entry {
+    let receive = opcode::Recv::new(types::Fd(socket.fd), ptr::null_mut(), len);
+    receive.buf_group(GROUP).build().flags(Flags::BUFFER_SELECT)
 }
 
 impl Outgoing {
@@ -203,5 +207,17 @@ impl Outgoing {
         }
         self.header.msg_iov = self.vectors.as_mut_ptr();
         self.header.msg_iovlen = self.vectors.len() as _;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_receive_of_an_idle_client_holds_nothing_of_the_rings_table() {
+        let entry = format!("{:?}", select_entry(Socket { fd: 7, at: 0 }, 1));
+        // `IOSQE_BUFFER_SELECT` alone, without `IOSQE_FIXED_FILE`.
+        assert!(entry.contains("flags: 32,"), "{entry}");
     }
 }

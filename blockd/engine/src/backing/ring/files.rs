@@ -1,11 +1,12 @@
 //! The files and sockets that a ring knows.
 
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use blockd_media::Gate;
 use io_uring::IoUring;
 
-use crate::backing::operation::FileSlot;
+use crate::backing::operation::{FileSlot, Socket};
 
 /// Most files of a ring that serves no clients: devices, of which there are few.
 const MAX_FILES: u32 = 4096;
@@ -18,8 +19,10 @@ const MIN_FILES: u32 = 64;
 /// The files of a ring, up to the last place that was ever in use.
 pub(super) struct Files {
     kept: Vec<Option<Arc<dyn Send + Sync>>>,
-    /// Of the files that are devices with a gate. Devices come first: few sockets have a place.
+    /// Of the files that are devices with a gate.
     gates: Vec<Option<Arc<Gate>>>,
+    /// Sockets, which have no place in the kernel's table: see [`Socket`].
+    sockets: Vec<Option<Arc<OwnedFd>>>,
     most: usize,
 }
 
@@ -36,7 +39,34 @@ impl Files {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Self { kept: Vec::new(), gates: Vec::new(), most: entries as usize })
+        let (kept, gates, sockets) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { kept, gates, sockets, most: entries as usize })
+    }
+
+    /// The first free place of a list of files or sockets.
+    fn place<T>(&self, list: &[Option<T>]) -> std::io::Result<usize> {
+        let most = self.most;
+        let at = list.iter().position(Option::is_none).unwrap_or(list.len());
+        if at == most {
+            let full = format!("a ring has at most {most} files and sockets");
+            return Err(std::io::Error::other(full));
+        }
+        Ok(at)
+    }
+
+    /// Keeps a socket open.
+    pub(super) fn add_socket(&mut self, socket: &Arc<OwnedFd>) -> std::io::Result<Socket> {
+        let at = self.place(&self.sockets)?;
+        if at == self.sockets.len() {
+            self.sockets.push(None);
+        }
+        self.sockets[at] = Some(Arc::clone(socket));
+        Ok(Socket { fd: socket.as_raw_fd(), at })
+    }
+
+    /// Keeps a socket open no longer.
+    pub(super) fn remove_socket(&mut self, socket: Socket) {
+        self.sockets[socket.at] = None;
     }
 
     /// Makes a file known to the kernel, and keeps it open.
@@ -46,12 +76,7 @@ impl Files {
         fd: i32,
         keep: Arc<dyn Send + Sync>,
     ) -> std::io::Result<FileSlot> {
-        let free = self.kept.iter().position(Option::is_none);
-        let (at, most) = (free.unwrap_or(self.kept.len()), self.most);
-        if at == most {
-            let full = format!("a ring has at most {most} files and sockets");
-            return Err(std::io::Error::other(full));
-        }
+        let at = self.place(&self.kept)?;
         let slot = u32::try_from(at).map_err(std::io::Error::other)?;
         ring.submitter().register_files_update(slot, &[fd])?;
         if at == self.kept.len() {

@@ -29,7 +29,7 @@ pub use self::memory::AreaId;
 use self::memory::Memory;
 use self::records::{Record, Records};
 use super::message::Message;
-use super::operation::{Ended, FileSlot, RingOptions};
+use super::operation::{Ended, FileSlot, RingOptions, Socket};
 use super::receive::{Chunk, Chunks};
 use crate::block::Buffer;
 
@@ -149,11 +149,16 @@ impl Ring {
     }
 
     /// Makes a socket known. The ring keeps it open.
-    pub fn add_socket(&mut self, socket: &Arc<OwnedFd>) -> std::io::Result<FileSlot> {
-        self.files.add(&self.ring, socket.as_raw_fd(), Arc::clone(socket) as _)
+    pub fn add_socket(&mut self, socket: &Arc<OwnedFd>) -> std::io::Result<Socket> {
+        self.files.add_socket(socket)
     }
 
-    /// Forgets a file, and closes a socket. Operations that are out keep it open in the kernel.
+    /// Forgets a socket. No operation on it may be out: its number may be another file's at once.
+    pub fn remove_socket(&mut self, socket: Socket) {
+        self.files.remove_socket(socket);
+    }
+
+    /// Forgets a file. Operations that are out keep it open in the kernel.
     pub fn remove(&mut self, slot: FileSlot) {
         self.files.remove(&self.ring, slot);
     }
@@ -408,8 +413,8 @@ impl Ring {
                 self.memory.end(place);
                 Some(Ended::Received(token, result.map(|len| (len as usize, None))))
             }
-            Record::Send { token, file, outgoing } => {
-                self.send_ended(token, file, outgoing, result)
+            Record::Send { token, socket, outgoing } => {
+                self.send_ended(token, socket, outgoing, result)
             }
             Record::Doorbell => {
                 if let Some(doorbell) = &self.doorbell {

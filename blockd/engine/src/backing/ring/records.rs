@@ -4,7 +4,7 @@ use blockd_mapper::io::IoCommand;
 
 use super::clients::Outgoing;
 use super::media::FileIo;
-use crate::backing::operation::FileSlot;
+use crate::backing::operation::{FileSlot, Socket};
 use crate::block::Place;
 
 /// The record of an operation until it ends.
@@ -16,7 +16,7 @@ pub(super) enum Record {
     Command { file: FileSlot, command: IoCommand, len: u32, moved: u32 },
     Select { token: u64 },
     Receive { token: u64, place: Place },
-    Send { token: u64, file: FileSlot, outgoing: Box<Outgoing> },
+    Send { token: u64, socket: Socket, outgoing: Box<Outgoing> },
     Fetch { token: u64, place: Option<Place> },
     Doorbell,
 }

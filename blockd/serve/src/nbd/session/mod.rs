@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use blockd_engine::backing::{Chunk, FileSlot, Message, Ring};
+use blockd_engine::backing::{Chunk, Message, Ring, Socket};
 use blockd_engine::block::{Buffer, Completion, Operation};
 use blockd_engine::schedule::{Demand, FlowId, Owner, PAGE};
 use blockd_engine::stats::Counter;
@@ -108,7 +108,8 @@ pub struct Connection {
     pub idle_since: Arc<Counter>,
     at: usize,
     socket: Arc<OwnedFd>,
-    file: FileSlot,
+    /// The same, as the ring knows it.
+    known: Socket,
     agreed: Negotiated,
     guard: Option<Box<dyn Send>>,
     phase: Phase,
@@ -197,10 +198,10 @@ impl Connection {
         let flags = OFlag::from_bits_truncate(fcntl(&stream, FcntlArg::F_GETFL)?);
         fcntl(&stream, FcntlArg::F_SETFL(flags & !OFlag::O_NONBLOCK))?;
         let socket = Arc::new(stream);
-        let file = context.ring.add_socket(&socket)?;
+        let known = context.ring.add_socket(&socket)?;
         let max_jobs = u16::try_from(requests).unwrap_or(u16::MAX).max(1);
         let Some(flow) = context.executor.add_flow(volume, Owner::Connection(at)) else {
-            context.ring.remove(file);
+            context.ring.remove_socket(known);
             return Err(std::io::Error::other("the volume is not served"));
         };
         let now = context.executor.now();
@@ -214,7 +215,7 @@ impl Connection {
             idle_since,
             at,
             socket,
-            file,
+            known,
             agreed,
             guard,
             phase: Phase::Open,
@@ -320,6 +321,7 @@ impl Connection {
     pub fn resume(&mut self, context: &mut Context<'_>) {
         self.stalled = false;
         self.held = false;
+        self.read_on_first(context);
         for _ in 0..self.waiting_reads.len() {
             if let Some(job) = self.waiting_reads.pop_front() {
                 self.read_on(job, context);
@@ -349,7 +351,7 @@ impl Connection {
             && let Some(message) = self.message.take_if(|message| !message.is_empty())
         {
             let token = Token::Connection { at: self.at, job: SEND }.encode();
-            self.sending = context.ring.send(token, self.file, message).is_ok();
+            self.sending = context.ring.send(token, self.known, message).is_ok();
             self.sending_since = now;
             if !self.sending {
                 self.die();
@@ -372,12 +374,12 @@ impl Connection {
             && piece - filled >= DIRECT
         {
             let len = (piece - filled).min(DIRECT_MOST);
-            return context.ring.receive_into(token, self.file, buffer, *filled, len);
+            return context.ring.receive_into(token, self.known, buffer, *filled, len);
         }
         let header = if self.agreed.extended { EXTENDED_HEADER_BYTES } else { HEADER_BYTES };
         let alone = self.long_writes && self.payload.is_none() && self.skip == 0;
         let max = if alone { header.saturating_sub(self.input.available()).max(1) } else { ANY };
-        context.ring.receive_any(token, self.file, max)
+        context.ring.receive_any(token, self.known, max)
     }
 
     /// Takes no more requests; requests in flight are answered.
@@ -423,7 +425,8 @@ impl Connection {
             context.executor.free_memory(self.flow, message.buffer_bytes());
             context.ring.recycle_message(message);
         }
-        context.ring.remove(self.file);
+        assert!(!self.receiving && !self.sending, "an operation of the ring has this socket");
+        context.ring.remove_socket(self.known);
         self.let_go(context);
     }
 
@@ -438,7 +441,31 @@ impl Connection {
     ) -> Option<(Buffer, u64)> {
         let wanted = len.next_power_of_two().max(PAGE);
         let demand = Executor::demand(operation, len).with_memory(wanted, whole);
-        let memory = self.admit(&demand, context)?;
+        self.take_demanded(&demand, len, whole, context)
+    }
+
+    /// The same of a part for which other answers wait.
+    #[cold]
+    fn take_awaited(
+        &mut self,
+        operation: Operation,
+        len: u64,
+        context: &mut Context<'_>,
+    ) -> Option<(Buffer, u64)> {
+        let wanted = len.next_power_of_two().max(PAGE);
+        let demand = Executor::demand(operation, len).with_memory(wanted, false).awaited();
+        self.take_demanded(&demand, len, false, context)
+    }
+
+    #[inline]
+    fn take_demanded(
+        &mut self,
+        demand: &Demand,
+        len: u64,
+        whole: bool,
+        context: &mut Context<'_>,
+    ) -> Option<(Buffer, u64)> {
+        let memory = self.admit(demand, context)?;
         let mut piece = memory;
         loop {
             if let Some(buffer) = context.ring.allocate(piece) {
@@ -451,7 +478,7 @@ impl Connection {
             }
             // There is enough, but not in one piece.
             if whole || piece <= PAGE {
-                context.executor.revoke(self.flow, &demand, memory);
+                context.executor.revoke(self.flow, demand, memory);
                 self.held = true;
                 return None;
             }

@@ -231,7 +231,12 @@ impl Connection {
             if left == 0 || state.error.is_some() || state.in_flight >= ahead {
                 return;
             }
-            let part = self.take_memory(Operation::Read, left.min(PIECE), false, context);
+            let len = left.min(PIECE);
+            let part = if self.is_awaited(job) {
+                self.take_awaited(Operation::Read, len, context)
+            } else {
+                self.take_memory(Operation::Read, len, false, context)
+            };
             let Some((buffer, len)) = part else {
                 if !self.waiting_reads.contains(&job) {
                     self.waiting_reads.push_back(job);
@@ -240,6 +245,22 @@ impl Connection {
             };
             self.issue(job, Operation::Read, offset, len, Some(buffer), context);
         }
+    }
+
+    /// Goes on with the long read that holds back all other answers, if it waits for memory.
+    pub fn read_on_first(&mut self, context: &mut Context<'_>) {
+        let Some(job) = self.exclusive else { return };
+        if let Some(at) = self.waiting_reads.iter().position(|&other| other == job) {
+            self.waiting_reads.remove(at);
+            self.read_on(job, context);
+        }
+    }
+
+    /// Whether a long read has to go on before the connection gives memory back: other answers wait
+    /// for its end, and none is being sent.
+    fn is_awaited(&self, job: u16) -> bool {
+        let sends = self.sending || self.message.as_ref().is_some_and(|one| !one.is_empty());
+        self.exclusive == Some(job) && !sends
     }
 
     /// Goes on with a write's payload. `false`: more has to be received first, or given back.

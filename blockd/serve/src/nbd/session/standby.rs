@@ -147,6 +147,8 @@ impl Connection {
         self.held = false;
         self.let_go(context);
         self.standby = Standby::Yes;
+        // Limits may have held back the next request, which is here and was not looked at.
+        self.take_requests(context);
         true
     }
 

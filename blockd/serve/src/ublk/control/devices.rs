@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use blockd_engine::pool::VolumeId;
 use blockd_media::ublk::features;
@@ -77,6 +78,8 @@ pub struct Devices {
     stock: Stock,
     entries: Mutex<BTreeMap<Key, Arc<Entry>>>,
     stats: UblkStats,
+    /// How long a caller waits, but for a recovery.
+    limit: Duration,
 }
 
 impl std::fmt::Debug for Devices {
@@ -106,7 +109,13 @@ impl Devices {
     ) -> Self {
         let kit = Kit { driver, host, options, places };
         let stock = Stock::new(&kit, options.ready);
-        Self { kit, links, stock, entries: Mutex::default(), stats: UblkStats::default() }
+        let (entries, stats) = (Mutex::default(), UblkStats::default());
+        Self { kit, links, stock, entries, stats, limit: COMMAND_LIMIT }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// Whether the kernel has the driver.
@@ -191,7 +200,7 @@ impl Devices {
                 let is_there = Kit::is_still_spare(seat, spare.mark)?;
                 is_there.then(|| kit.start(seat, &wanted, spare.asked)).transpose()
             };
-            match self.counted(spare.thread.run(COMMAND_LIMIT, work, self.undoing())) {
+            match self.counted(spare.thread.run(self.limit, work, self.undoing())) {
                 Ok(Some(serving)) => return Some(Ok((spare.thread, serving))),
                 Ok(None) => tracing::warn!(number = spare.number, "a ready device is gone"),
                 Err(error) => return Some(Err(error)),
@@ -204,7 +213,7 @@ impl Devices {
             let thread = DeviceThread::start()?;
             let (kit, wanted) = (self.kit.clone(), spec.clone());
             let work = move |seat: &mut _| kit.add(seat, &wanted, None).map(Some);
-            let added = self.counted(thread.run(COMMAND_LIMIT, work, self.undoing()))?;
+            let added = self.counted(thread.run(self.limit, work, self.undoing()))?;
             Ok((thread, added.ok_or(DeviceError::NotServed)?))
         })
     }
@@ -342,13 +351,14 @@ impl Devices {
 
     fn take_away(
         &self,
-        entry: &Entry,
+        entry: &Arc<Entry>,
         spec: &DeviceSpec,
         number: u32,
         is_served: bool,
         force: bool,
     ) -> Result<bool, DeviceError> {
         let kit = self.kit.clone();
+        let forget = self.forgetting(entry, spec);
         let spec = spec.clone();
         let work = move |seat: &mut super::seat::Seat| {
             if !is_served {
@@ -368,11 +378,26 @@ impl Devices {
             kit.take_down(seat, force)?;
             Ok(true)
         };
-        let result = self.counted(entry.thread.run(COMMAND_LIMIT, work, keep));
+        let result = self.counted(entry.thread.run(self.limit, work, forget));
         if let Err(error @ DeviceError::Hangs { .. }) = &result {
             entry.seen.lock().problem = Some(error.to_string());
         }
         result
+    }
+
+    /// Notes a removal that came back late. The volume stays attached, but its device's number may
+    /// be that of another volume's from now on.
+    fn forgetting<T>(
+        &self,
+        entry: &Arc<Entry>,
+        spec: &DeviceSpec,
+    ) -> impl FnOnce(&mut Seat, T) + Send + 'static + use<T> {
+        let (late, links) = (Arc::clone(entry), self.links.clone());
+        let (pool, name) = (spec.pool_name.clone(), spec.name.clone());
+        move |_, _| {
+            links.remove(&pool, &name);
+            *late.seen.lock() = Seen::default();
+        }
     }
 
     /// Shows a volume's new size. False if the kernel can't, or there is no device.
@@ -391,7 +416,7 @@ impl Devices {
         }
         let work =
             move |seat: &mut super::seat::Seat| seat.command("UPDATE_SIZE", |it| it.resize(bytes));
-        self.counted(entry.thread.run(COMMAND_LIMIT, work, keep)).map(|()| true)
+        self.counted(entry.thread.run(self.limit, work, keep)).map(|()| true)
     }
 
     /// Deletes devices of ours that no attachment remembers, as after a crash in the middle of an
@@ -431,7 +456,7 @@ impl Devices {
             kit.take_down(seat, false)?;
             Ok(true)
         };
-        self.counted(thread.run(COMMAND_LIMIT, work, keep))
+        self.counted(thread.run(self.limit, work, keep))
     }
 
     /// The volume or its pool has another name: its device's stable name follows. Names are those

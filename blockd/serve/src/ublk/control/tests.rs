@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use blockd_engine::pool::VolumeId;
@@ -30,6 +30,8 @@ struct FakeKernel {
     /// The command that is refused, with this error.
     refuses: Mutex<Option<(&'static str, i32)>>,
     limit: u64,
+    /// A deletion does not come back while this is set.
+    is_open: AtomicBool,
 }
 
 impl FakeKernel {
@@ -160,6 +162,9 @@ impl DeviceControl for FakeDevice {
     fn delete(&mut self, wait: bool) -> Result<(), DriverError> {
         let command = if wait { "DEL_DEV" } else { "DEL_DEV_ASYNC" };
         self.kernel.send(command, self.info.number)?;
+        while self.kernel.is_open.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.kernel.devices.lock().remove(&self.info.number);
         Ok(())
     }
@@ -495,6 +500,42 @@ fn a_device_in_use_is_taken_away_only_by_force() {
     assert!(daemon.detach(&spec(1), Some(0), true).unwrap());
     assert_eq!(*rig.host.failing.lock(), [0]);
     assert!(rig.kernel.devices.lock().is_empty());
+}
+
+#[test]
+fn a_device_whose_removal_came_back_late_is_detached_again_and_no_other_in_its_place() {
+    for is_number_taken in [false, true] {
+        let rig = Rig::new();
+        let daemon = rig.daemon();
+        daemon.attach(&spec(1)).unwrap();
+        rig.kernel.is_open.store(true, Ordering::Release);
+        let daemon = daemon.with_limit(Duration::from_millis(50));
+        let error = daemon.detach(&spec(1), Some(0), false).unwrap_err();
+        assert!(matches!(error, DeviceError::Hangs { .. }), "{error}");
+        let link = rig.folder.join("names/p/v1");
+        assert!(fs::read_link(&link).is_ok());
+        let daemon = daemon.with_limit(super::seat::COMMAND_LIMIT);
+        rig.kernel.is_open.store(false, Ordering::Release);
+        let patience = super::seat::Patience::new(Duration::from_secs(20));
+        while fs::read_link(&link).is_ok() || daemon.served() > 0 {
+            assert!(!patience.is_over(), "the name stays: {:?}", fs::read_link(&link));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if is_number_taken {
+            assert_eq!(daemon.attach(&spec(2)).unwrap().number, Some(0));
+        }
+        rig.kernel.sent();
+        // Its thread may still be ending the late command.
+        let found = loop {
+            match daemon.detach(&spec(1), Some(0), true) {
+                Err(DeviceError::Hangs { .. }) if !patience.is_over() => {}
+                other => break other.unwrap(),
+            }
+        };
+        assert!(!found && daemon.view(&[1; 16], VolumeId(1)).is_none());
+        assert_eq!((rig.kernel.sent(), rig.host.failing.lock().len()), (String::new(), 0));
+        assert_eq!(daemon.served(), usize::from(is_number_taken));
+    }
 }
 
 #[test]
