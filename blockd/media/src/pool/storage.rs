@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::superblock::Superblock;
 
+use super::ring_file::RingFile;
 use super::{PoolError, PoolSpec};
 
 /// Largest file that is read: two lines for each of 16 devices, one for each that was added or is
@@ -84,7 +85,8 @@ fn restarted(ring: &Path, open_id: u64, present: &[Disk]) -> Result<Option<Strin
     let recorded = text.lines().filter_map(|line| parse(line, open_id));
     let differs = recorded.into_iter().find_map(|(uuid, before)| {
         let Disk { sequence: now, path, .. } = present.iter().find(|disk| disk.uuid == uuid)?;
-        (*now != before).then(|| {
+        // A ring that is ignored brings nothing back: the pool opens as after power loss.
+        (*now != before && !RingFile::is_ignored(ring, open_id)).then(|| {
             let path = path.display();
             format!(
                 "has a delta ring from before the disk {path} was restarted (disk sequence number \
@@ -149,6 +151,10 @@ pub fn remember_later(ring: &Path, open_id: u64, disk: &Disk) -> Result<(), Pool
 #[cfg(test)]
 mod tests {
     use std::slice;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use blockd_mapper::ring::{DeltaRing, RingMemory, VecRingMemory};
 
     use super::*;
 
@@ -199,5 +205,28 @@ mod tests {
         remember(&ring, None, 10, slice::from_ref(&here)).unwrap();
         assert_eq!(restarted(&ring, 10, &[here, back]).unwrap(), None, "no ring names its data");
         fs::remove_file(file_of(&ring)).unwrap();
+    }
+
+    #[test]
+    fn a_restarted_disk_does_not_count_where_clients_received_errors_and_the_ring_is_ignored() {
+        let name = format!("blockd-storage-ignored-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let memory = Arc::new(VecRingMemory::new(1, 16));
+        let ring = DeltaRing::format(memory.clone(), &[1; 16], &[2; 16], 1, 16).unwrap();
+        ring.set_current(7);
+        remember(&path, None, 7, &[disk(0, 1)]).unwrap();
+        let problem = || {
+            #[expect(clippy::host_endian_bytes, reason = "the words of shared memory, as mapped")]
+            let word = |word: &AtomicU64| word.load(Ordering::Relaxed).to_ne_bytes();
+            fs::write(&path, memory.words().iter().flat_map(word).collect::<Vec<_>>()).unwrap();
+            restarted(&path, 7, &[disk(0, 2)]).unwrap()
+        };
+        assert!(problem().is_some());
+        ring.poison();
+        assert_eq!(problem(), None);
+        ring.set_current(8);
+        assert!(problem().is_some(), "another open's");
+        fs::remove_file(file_of(&path)).unwrap();
+        fs::remove_file(path).unwrap();
     }
 }
