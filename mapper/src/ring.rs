@@ -259,7 +259,13 @@ impl DeltaRing {
         poison_unreported(&*self.memory);
     }
 
-    /// Whether that was done.
+    /// Takes the poison back, before the first request: the ring has nothing in it that a failed
+    /// flush could have made wrong.
+    pub(crate) fn unpoison(&self) {
+        put(&self.memory.words()[W_POISONED], 0, Ordering::SeqCst);
+    }
+
+    /// Whether it is poisoned.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.memory.words()[W_POISONED].load(Ordering::Acquire) != 0
@@ -422,22 +428,31 @@ impl DeltaRing {
     }
 }
 
+/// Whether the memory holds the ring of this open, and a flush failed while requests were served:
+/// clients received errors, and the pool opens as after power loss.
+pub fn is_ignored(memory: &dyn RingMemory, open_id: u64) -> bool {
+    names(memory, open_id) && poison_was_reported(memory)
+}
+
 /// Whether the memory holds the ring of this open, going by its header alone.
-pub(crate) fn names(memory: &dyn RingMemory, open_id: u64) -> bool {
+fn names(memory: &dyn RingMemory, open_id: u64) -> bool {
     let word = |at: usize| memory.words().get(at).map(|word| word.load(Ordering::Acquire));
     word(W_CURRENT) == Some(open_id) || word(W_NEXT) == Some(open_id)
 }
 
 /// Forbids every later process to adopt this memory, although no client received an error: the next
-/// opening must accept the loss.
+/// opening must accept the loss. Unless clients have received errors of an earlier failure: nothing
+/// was answered since, so nothing more can be lost.
 pub(crate) fn poison_unreported(memory: &dyn RingMemory) {
-    if let Some(word) = memory.words().get(W_POISONED) {
+    if let Some(word) = memory.words().get(W_POISONED)
+        && !poison_was_reported(memory)
+    {
         put(word, POISONED_UNHEARD, Ordering::SeqCst);
     }
 }
 
 /// Whether clients received errors of the failure that poisoned the ring.
-pub(crate) fn poison_was_reported(memory: &dyn RingMemory) -> bool {
+fn poison_was_reported(memory: &dyn RingMemory) -> bool {
     memory.words().get(W_POISONED).is_some_and(|word| word.load(Ordering::Acquire) == POISONED)
 }
 

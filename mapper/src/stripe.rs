@@ -125,6 +125,11 @@ impl Stripe {
         self.in_flight.iter_mut().filter(|w| !w.page_promised)
     }
 
+    /// The number of slow writes with one.
+    pub(crate) fn promised(&self) -> usize {
+        self.in_flight.iter().filter(|w| w.page_promised).count()
+    }
+
     /// Whether a write in flight may make an entry composite.
     pub(crate) fn redirects(&self) -> bool {
         self.in_flight.iter().any(|w| w.redirects)

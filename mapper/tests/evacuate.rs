@@ -385,6 +385,30 @@ fn moves_do_not_wait_for_slow_requests_for_ever() {
     rig.check();
 }
 
+/// A checkpoint promises a page to each write in flight, and a move stands among them.
+#[test]
+fn checkpoints_while_moves_wait_leave_no_page_promised() {
+    let mut rig = Rig::open(pool(&[4 * MIB, 16 * MIB, 24 * MIB])).unwrap();
+    let all = family(&mut rig);
+    let other = rig.create("other", 1 << 20);
+    let other = rig.attach(other);
+    rig.write(&other, 0, &[1; BLOCK]).unwrap();
+    rig.check();
+    let mut slow = Plan::with_capacity(64);
+    let step = rig.worker.read(&other, 0, BLOCK as u64, &mut slow).unwrap();
+    assert!(matches!(step, Step::Issue { .. }));
+    remove(&mut rig, 1);
+    for _ in 0..50 {
+        rig.now += 1_000_000;
+        rig.settle();
+        assert_eq!(rig.control(Control::Checkpoint), Ok(Outcome::Checkpointed));
+    }
+    rig.worker.complete(&other, &mut slow, Ok(())).unwrap();
+    wait_until_gone(&mut rig);
+    expect(&mut rig, &all);
+    rig.check();
+}
+
 /// Zeroes were written that keep the extent: its space stays the volume's.
 #[test]
 fn an_extent_without_data_is_kept_on_another_device() {

@@ -544,3 +544,30 @@ fn a_sub_block_is_not_filled_up_while_an_older_write_may_land_in_it() {
     expected[3072..3584].fill(3);
     assert_eq!(rig.read(&v, 0, 4096), expected);
 }
+
+// a close with more changes than a small log has room for
+#[test]
+fn a_close_ends_although_its_changes_fill_the_log() {
+    let mut media = Media::new(&[64 * MIB]);
+    let options =
+        blockd_mapper::create::CreateOptions { wal_size: Some(EXTENT), ..media.options() };
+    media.create_with(&options);
+    let memory = Arc::new(blockd_mapper::ring::VecRingMemory::new(64, 1 << 13));
+    let mut rig = Rig::with_ring(memory, media).unwrap();
+    let id = rig.create("a", 1 << 20);
+    let v = rig.attach(id);
+    rig.write(&v, 4096, &[1; 4096]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    for round in 0..2_000 {
+        rig.write(&v, 0, &[u8::try_from(round % 251).unwrap(); 4096]).unwrap();
+        rig.discard(&v, 0, 4096);
+    }
+    rig.write(&v, 0, &[7; 4096]).unwrap();
+    rig.worker.detach(v);
+    assert_eq!(rig.control(Control::Close), Ok(Outcome::Closed));
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    assert!(rig.report.was_clean);
+    let v = rig.attach(id);
+    assert_eq!(rig.read(&v, 0, 4096), [7; 4096]);
+    rig.check();
+}

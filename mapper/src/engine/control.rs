@@ -432,6 +432,11 @@ impl Engine {
         }
         if self.uncommitted() > 0 || self.pool.wake.0.commit.load(Ordering::SeqCst) {
             self.pool.want_commit();
+            // No commit begins in a full log, and while the pool closes no other checkpoint.
+            if self.wal.free() == 0 && self.uncommitted() > 0 {
+                self.begin_checkpoint(false);
+                self.pool.want_engine();
+            }
             return again(self, false);
         }
         self.begin_checkpoint(true);

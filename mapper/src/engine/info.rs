@@ -225,7 +225,17 @@ impl Engine {
         if dirty_cover > self.pages.extent_count() * geometry.pages_per_extent() {
             return Err("more metadata pages are used than there are".to_owned());
         }
-        Ok(())
+        self.check_promises()
+    }
+
+    /// Whether the pages that are promised are those of writes in flight.
+    fn check_promises(&self) -> Result<(), String> {
+        let promised = self.pool.pages.0.promised.load(Ordering::Relaxed);
+        let of_writes: usize = self.pool.stripes.iter().map(|one| one.lock().promised()).sum();
+        if i64::try_from(of_writes) == Ok(promised) {
+            return Ok(());
+        }
+        Err(format!("{promised} metadata pages are promised, {of_writes} to writes in flight"))
     }
 
     fn recount(&self) -> Result<Recount, String> {

@@ -198,6 +198,9 @@ impl Opening {
         match (self.stage, self.engine) {
             (Stage::Done, Some(engine)) => {
                 let pool = Arc::clone(engine.pool());
+                if pool.failure().is_none() {
+                    pool.ring.unpoison();
+                }
                 pool.serving.store(true, Ordering::SeqCst);
                 Ok(Opened { pool, engine, report: self.report })
             }

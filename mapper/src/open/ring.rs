@@ -84,8 +84,7 @@ impl Opening {
         let Some(memory) = &self.options.ring else {
             return self.lost(NO_RING.to_owned());
         };
-        let reported = crate::ring::names(&**memory, superblock.open_id)
-            && crate::ring::poison_was_reported(&**memory);
+        let reported = crate::ring::is_ignored(&**memory, superblock.open_id);
         let slots = self.options.tuning.workers + 1;
         match find_ring(memory, superblock, &self.options.boot_id, slots) {
             Ok(_) => Ok(()),
@@ -145,11 +144,15 @@ impl Opening {
             // R8: the device may have dropped data that the ring calls valid. Clients received
             // errors.
             Err(problem @ RingUse::Poisoned)
-                if crate::ring::names(&*memory, superblock.open_id)
-                    && crate::ring::poison_was_reported(&*memory) =>
+                if crate::ring::is_ignored(&*memory, superblock.open_id) =>
             {
                 self.report.ring_problem = Some(problem.to_string());
-                fresh(memory)
+                let ring = fresh(memory)?;
+                // Ignored like the one before until the pool serves: nothing is answered before
+                // that, so an opening that fails loses nothing.
+                ring.set_current(superblock.open_id);
+                ring.poison();
+                Ok(ring)
             }
             Err(problem) => {
                 self.lost(problem.to_string())?;

@@ -74,7 +74,7 @@ impl Default for Tuning {
 impl Tuning {
     /// For a pool that is one of many: less memory from the start, and allocations on the path of
     /// a first write. The next block of leaves is made when the free leaves are those of 4 GiB at
-    /// the default extent, and a commit has up to 64 KiB. All leaves together map 32 TiB at the
+    /// the default extent, and a commit has up to 64 KiB. All leaves together map 16 TiB at the
     /// default extent, and take 1 GiB.
     #[must_use]
     pub fn sparing() -> Self {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use blockd_mapper::create::{CreateOptions, Creating};
 use blockd_mapper::engine::{Control, Kept, Outcome, Use, UsedExtent};
 use blockd_mapper::error::MapperError;
-use blockd_mapper::io::IoOp;
+use blockd_mapper::io::{IoError, IoOp};
 use blockd_mapper::open::{OpenMode, OpenOptions, Opening};
 use blockd_mapper::pool::Tuning;
 use blockd_mapper::ring::{RingMemory, VecRingMemory};
@@ -216,6 +216,108 @@ fn no_flush_happens_before_the_ring_is_identified_as_the_pools() {
     let volume = rig.attach(id);
     assert_eq!(rig.read(&volume, 64 << 10, data.len() - (64 << 10)), data[64 << 10..]);
     rig.check();
+}
+
+/// A pool with trees and a ring, whose flush failed while it served.
+fn failed_while_serving() -> (Media, Arc<VecRingMemory>) {
+    let memory = Arc::new(VecRingMemory::new(3, 256));
+    let mut media = Media::new(&[16 * MIB]);
+    media.create();
+    let mut rig = Rig::with_ring(memory.clone(), media).unwrap();
+    let id = rig.create("data", 4 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &[1; MIB]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.write(&volume, 0, &[2; 2 * MIB]).unwrap();
+    rig.now += 10_000_000_000;
+    while let Some(mut command) = rig.engine.poll(rig.now) {
+        let fails = matches!(command.op, IoOp::Flush);
+        if !fails {
+            rig.media.run(&mut command);
+        }
+        rig.engine.complete(command, if fails { Err(IoError::Media) } else { Ok(()) });
+    }
+    assert!(rig.pool.failure().is_some());
+    (rig.kill(), memory)
+}
+
+/// Opens with an error for the command of this number, which is carried out all the same or not.
+/// Returns the error; `None` if there is no such command.
+fn failing_at(
+    number: usize,
+    is_carried_out: bool,
+    media: &mut Media,
+    memory: &Arc<VecRingMemory>,
+) -> Option<Result<(), MapperError>> {
+    let ring: Arc<dyn RingMemory> = memory.clone();
+    let (ring, options) = (Some(ring), media.open_options());
+    let options = OpenOptions { ring, open_id: 0x77, accept_loss: false, ..options };
+    let mut opening = Opening::new(options).unwrap();
+    let mut count = 0;
+    while let Some(mut command) = opening.poll() {
+        let fails = count == number;
+        if is_carried_out || !fails {
+            media.run(&mut command);
+        }
+        opening.complete(command, if fails { Err(IoError::Media) } else { Ok(()) });
+        count += 1;
+    }
+    (count > number).then(|| opening.finish().map(|_| ()))
+}
+
+/// A ring with the same words.
+fn copy_of(memory: &VecRingMemory) -> Arc<VecRingMemory> {
+    let copy = VecRingMemory::new(3, 256);
+    copy.words().iter().zip(words(memory)).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+    Arc::new(copy)
+}
+
+#[test]
+fn an_opening_that_fails_after_clients_received_errors_loses_nothing_more() {
+    let (failed, poisoned) = failed_while_serving();
+    let mut failures = 0;
+    let both = (0..).flat_map(|number| [(number, false), (number, true)]);
+    for (number, is_carried_out) in both {
+        let (mut media, memory) = (failed.clone(), copy_of(&poisoned));
+        let ended = failing_at(number, is_carried_out, &mut media, &memory);
+        match ended {
+            None => break,
+            Some(result) => failures += usize::from(result.is_err()),
+        }
+        let third = OpenOptions { open_id: 0x99, ..media.open_options() };
+        let third = OpenOptions { ring: Some(memory.clone()), accept_loss: false, ..third };
+        let opened = Rig::open_with(media, third);
+        let mut rig = opened.unwrap_or_else(|error| panic!("after command {number}: {error}"));
+        assert!(rig.report.ring_problem.is_some() && rig.report.ring_changes == 0);
+        // From now on it counts.
+        let id = rig.engine.volumes()[0].id;
+        let volume = rig.attach(id);
+        rig.write(&volume, 3 << 20, &[3; 4096]).unwrap();
+        let mut rig = Rig::with_ring(memory, rig.kill()).unwrap();
+        assert!(rig.report.ring_changes > 0, "{:?}", rig.report);
+        let volume = rig.attach(id);
+        assert_eq!(rig.read(&volume, 3 << 20, 4096), [3; 4096]);
+        rig.check();
+    }
+    assert!(failures > 20, "{failures}");
+}
+
+#[test]
+fn a_flush_that_fails_while_opening_counts_as_a_loss_where_clients_received_no_error() {
+    let (media, memory, _) = killed_with_ring();
+    let mut lost = 0;
+    for number in 0.. {
+        let (mut media, memory) = (media.clone(), copy_of(&memory));
+        match failing_at(number, false, &mut media, &memory) {
+            None => break,
+            Some(Err(MapperError::Io { operation: "flush", .. })) => {}
+            Some(_) => continue,
+        }
+        lost += 1;
+        let third = Rig::with_ring(memory, media);
+        assert!(matches!(third, Err(MapperError::RingLost { .. })), "{number}");
+    }
+    assert!(lost > 0);
 }
 
 #[test]

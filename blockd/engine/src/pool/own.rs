@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::ring::RingMemory;
 use blockd_mapper::units::DeviceIndex;
-use blockd_media::pool::newest::superblock;
+use blockd_media::pool::newest::{newest_of_pool, superblock};
 use blockd_media::pool::ownership::Ownership;
 use blockd_media::pool::ring_file::{RingFile, ring_path};
 use blockd_media::pool::storage::Disk;
@@ -38,7 +38,7 @@ pub(super) fn own_ring(
     }
     let newest = || -> Result<Option<Superblock>, PoolError> {
         let copies = served.iter().filter_map(|one| superblock(&one.device));
-        let newest = copies.max_by_key(|superblock| superblock.generation);
+        let newest = newest_of_pool(copies);
         newest.iter().try_for_each(|superblock| refuse_foreign(spec, superblock))?;
         Ok(newest)
     };
@@ -46,7 +46,8 @@ pub(super) fn own_ring(
     let mut ownership = Ownership::default();
     let first = served.iter().find_map(|one| {
         let copy = superblock(&one.device).filter(|copy| copy.this_device == DeviceIndex(0))?;
-        Some((&one.device, copy.pool_id))
+        let is_own = found.as_ref().is_some_and(|newest| newest.pool_id == copy.pool_id);
+        is_own.then_some((&one.device, copy.pool_id))
     });
     // Without its first device the mapper refuses the pool, and the gate stays closed.
     if let Some((first, pool_id)) = first {
@@ -113,7 +114,8 @@ fn check_storage(
             _ => {}
         }
     }
-    storage::remember(ring, &[newest.open_id, open_id], &sequences)?;
+    let former = storage::replayed(newest, &boot_id()?).filter(|_| problem.is_none());
+    storage::remember(ring, former, open_id, &sequences)?;
     Ok(problem)
 }
 

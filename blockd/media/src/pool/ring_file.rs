@@ -33,6 +33,15 @@ pub fn ring_path(ring_dir: &Path, pool_id: &[u8; 16]) -> PathBuf {
 #[derive(Debug)]
 pub struct RingCopy(Box<[AtomicU64]>);
 
+impl RingCopy {
+    fn of(bytes: &[u8]) -> Self {
+        let (words, _) = bytes.as_chunks();
+        #[expect(clippy::host_endian_bytes, reason = "the words of shared memory, as mapped")]
+        let word = |word: &[u8; 8]| AtomicU64::new(u64::from_ne_bytes(*word));
+        Self(words.iter().map(word).collect())
+    }
+}
+
 impl RingMemory for RingCopy {
     fn words(&self) -> &[AtomicU64] {
         &self.0
@@ -109,10 +118,21 @@ impl RingFile {
         }
         let needed = words_needed(workers + 1, records) * size_of::<u64>();
         bytes.resize(bytes.len().max(needed), 0);
-        let (words, _) = bytes.as_chunks();
-        #[expect(clippy::host_endian_bytes, reason = "the words of shared memory, as mapped")]
-        let word = |word: &[u8; 8]| AtomicU64::new(u64::from_ne_bytes(*word));
-        Ok(Arc::new(RingCopy(words.iter().map(word).collect())))
+        Ok(Arc::new(RingCopy::of(&bytes)))
+    }
+
+    /// Whether the file holds the ring of this open, and it is ignored as clients received errors.
+    /// A file that can't be read says nothing.
+    #[must_use]
+    pub fn is_ignored(path: &Path, open_id: u64) -> bool {
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path);
+        let Some(file) = opened.ok().filter(|file| check_owner(file, path).is_ok()) else {
+            return false;
+        };
+        let mut bytes = Vec::new();
+        let header = (words_needed(1, 0) * WORD) as u64;
+        let read = file.take(header).read_to_end(&mut bytes);
+        read.is_ok() && blockd_mapper::ring::is_ignored(&RingCopy::of(&bytes), open_id)
     }
 
     /// Whether the pages that are there are locked in memory.

@@ -496,6 +496,10 @@ fn is_emptied(stripe: &Stripe, token: u64) -> bool {
 /// Takes a write out of the table, and wakes those that wait for it.
 fn remove_write(pool: &Pool, stripe: &mut Stripe, token: u64) {
     let Some(write) = stripe.remove(token) else { return };
+    // By a checkpoint's cut, as to every write in flight.
+    if write.page_promised {
+        pool.return_page();
+    }
     if write.awaited | stripe.take_awaited() {
         pool.bump();
     }
