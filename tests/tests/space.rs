@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, Settings};
-use blockd_testkit::disk::Small;
+use blockd_testkit::disk::{Loop, Small};
 use blockd_testkit::nbd::Connection;
 use blockd_tests::threads::StoppedThreads;
 use nix::sys::signal::Signal;
@@ -556,6 +556,38 @@ fn a_pool_is_full_where_its_tmpfs_is() {
 fn a_pool_is_full_where_the_file_system_of_a_small_loop_device_is() {
     let small = Small::ext4(96 * MIB).unwrap();
     fills_the_file_system_below(&small, 96 * MIB);
+}
+
+/// The holes of a file whose file system is full are of no use, also beside a device with room.
+#[test]
+fn a_pool_with_a_spare_device_has_no_more_than_is_below_it() {
+    assert!(nix::unistd::geteuid().is_root(), "not run: mounting needs root");
+    let small = Small::tmpfs(64 * MIB).unwrap();
+    let path = spare("below", 96 * MIB, &[]);
+    let disk = Loop::over(&path).unwrap();
+    let settings = Settings {
+        pool: Some(small.path().join("pool")),
+        pool_size: 512 * MIB,
+        pool_lines: format!(
+            "spare_devices = [\"{}\"]\n[pool.space]\nlow = \"64M\"\nvery_low = \"1M\"\n",
+            disk.path().display()
+        ),
+        ..Settings::default()
+    };
+    let mut daemon = Daemon::new("spare-below", &settings).unwrap();
+    daemon.start().unwrap();
+    wait_until("it joins", || pool(&daemon)["devices"].as_array().unwrap().len() == 2);
+    let free = |key: &str| pool(&daemon)[key].as_u64().unwrap();
+    // The file has more holes than its file system has room.
+    assert!((64 * MIB..160 * MIB).contains(&free("free_bytes")), "{}", pool(&daemon));
+    let left = free("backing_free_bytes");
+    let ballast = small.path().join("ballast");
+    let _full = std::fs::write(ballast, vec![1; usize::try_from(64 * MIB).unwrap()]).unwrap_err();
+    wait_until("it is seen", || free("backing_free_bytes") < left);
+    assert!((64 * MIB..96 * MIB).contains(&free("free_bytes")), "{}", pool(&daemon));
+    assert_eq!(pool(&daemon)["space_state"], "normal");
+    drop(daemon);
+    std::fs::remove_file(path).unwrap();
 }
 
 /// Commits, grants, the control API, hooks, metrics and health stop: all threads of the daemon

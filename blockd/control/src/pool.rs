@@ -15,7 +15,8 @@ use blockd_media::pool::PoolError;
 pub struct PoolSpace {
     /// The space as the pool itself counts it.
     pub pool: Space,
-    /// Bytes free in the file systems below sparse files; `None` where nothing is sparse.
+    /// Bytes free in the file systems below sparse files, and on other devices beside them; `None`
+    /// where nothing is sparse.
     pub backing_free: Option<u64>,
     /// The state of the space policy.
     pub now: SpaceNow,

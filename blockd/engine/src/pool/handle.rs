@@ -477,13 +477,6 @@ impl PoolHandle {
         receive.await.map_err(|_| PoolError::Gone)
     }
 
-    /// Bytes free in the file systems below sparse files; `None` where nothing is sparse. Blocks.
-    #[must_use]
-    pub fn free_below(&self) -> Option<u64> {
-        let mut free = self.joined().map(|device| device.free_below());
-        free.try_fold(0_u64, |sum, free| free.map(|free| sum.saturating_add(free)))
-    }
-
     /// Changes the space policy of the pool's thread.
     pub fn set_policy(&self, policy: Policy) -> Result<(), PoolError> {
         self.ask(Ask::Policy(policy))

@@ -53,7 +53,7 @@ impl Shared {
     }
 
     /// The open devices that belong to the pool, with their numbers.
-    fn joined(&self) -> impl Iterator<Item = (usize, &Arc<Device>)> {
+    pub(super) fn joined(&self) -> impl Iterator<Item = (usize, &Arc<Device>)> {
         let devices = self.devices().enumerate();
         devices.filter(|(at, _)| matches!(self.membership(*at), Membership::At(_)))
     }

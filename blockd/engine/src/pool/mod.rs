@@ -1,5 +1,6 @@
 //! An open pool: its thread, and the handle that others have of it.
 
+mod below;
 mod create;
 mod devices;
 mod discard;
