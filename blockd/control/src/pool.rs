@@ -3,12 +3,20 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use blockd_engine::pool::{Control, ExtentRun, Outcome, PoolHandle, SpaceNow, new_device};
+use blockd_engine::pool::{
+    BelowLook, Control, ExtentRun, Outcome, PoolHandle, SpaceNow, new_device,
+};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::Space;
 use blockd_media::Device;
 use blockd_media::pool::PoolError;
+use tokio::time::timeout;
+
+/// How long the file systems below a pool may take to answer before the last result counts. Queries
+/// ask pools one after the other, and their clients wait for ten seconds.
+const BELOW_LIMIT: Duration = Duration::from_secs(1);
 
 /// Space of a pool, and of what is below it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -48,15 +56,24 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(call).await.map_err(|_| PoolError::Gone)
 }
 
-/// Space of a pool.
+/// Bytes free below a pool: the last result where a file system below it does not answer, in which
+/// case one thread waits for it, however many callers there are.
+pub(crate) async fn free_below(handle: &PoolHandle) -> Option<u64> {
+    let begin = |look: BelowLook| drop(tokio::task::spawn_blocking(move || look.run()));
+    let Some(look) = handle.look_below(begin) else { return handle.last_below() };
+    match timeout(BELOW_LIMIT, look).await {
+        Ok(Ok(free)) => free,
+        _ => handle.last_below(),
+    }
+}
+
+/// Space of a pool. Its thread has to answer; a file system below it need not.
 ///
 /// # Errors
 /// If the pool does not serve.
 pub async fn space(handle: &PoolHandle) -> Result<PoolSpace, PoolError> {
     let (pool, now) = handle.own_space().await?;
-    let devices = handle.clone();
-    // A file system that does not answer must not block other callers.
-    let below = blocking(move || devices.free_below()).await?;
+    let below = free_below(handle).await;
     let releasing = handle.releasing().await?;
     let left: u64 = releasing.iter().map(|one| one.left).sum();
     Ok(PoolSpace {

@@ -127,8 +127,7 @@ impl Keeper {
 
     /// A file with holes has no more than the file system below has.
     async fn look_below(&mut self) {
-        let handle = self.finder.handle.clone();
-        let below = tokio::task::spawn_blocking(move || handle.free_below()).await.ok().flatten();
+        let below = pool::free_below(&self.finder.handle).await;
         if below != self.below && self.finder.handle.set_policy(Policy::FreeBelow(below)).is_ok() {
             self.below = below;
         }
@@ -283,11 +282,9 @@ impl Finder {
         }
     }
 
-    async fn look_below(&self) -> Option<u64> {
-        let handle = self.handle.clone();
-        let below = tokio::task::spawn_blocking(move || handle.free_below()).await.ok().flatten();
+    async fn look_below(&self) {
+        let below = pool::free_below(&self.handle).await;
         let _ = self.handle.set_policy(Policy::FreeBelow(below));
-        below
     }
 
     async fn grow(&self, space: &PoolSpace) -> bool {

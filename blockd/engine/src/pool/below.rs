@@ -1,9 +1,46 @@
-//! The space below a pool's sparse files.
+//! The space below a pool's sparse files. A file system that does not answer holds the thread that
+//! looks there, so that one look serves all who wait, and the last result is kept.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 
+use futures_channel::oneshot;
+use parking_lot::Mutex;
+
 use super::handle::PoolHandle;
+
+/// The last look below a pool, and the one that is under way.
+#[derive(Debug, Default)]
+pub(super) struct Below(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    last: Option<u64>,
+    /// Receivers of the result of the look that is under way; `None` while none is.
+    waiting: Option<Vec<oneshot::Sender<Option<u64>>>>,
+}
+
+/// A look that is under way until it is dropped. It may block.
+#[derive(Debug)]
+pub struct BelowLook(PoolHandle);
+
+impl BelowLook {
+    /// Looks.
+    pub fn run(self) {
+        let _ = self.0.free_below();
+    }
+}
+
+impl Drop for BelowLook {
+    fn drop(&mut self) {
+        let mut state = self.0.shared.below.0.lock();
+        let last = state.last;
+        for waiting in state.waiting.take().into_iter().flatten() {
+            // A receiver that is gone waits no more.
+            let _ = waiting.send(last);
+        }
+    }
+}
 
 /// A file system's free bytes, and those of the free extents of all devices in it.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +70,37 @@ impl PoolHandle {
                 None => others += own,
             }
         }
-        sum(others, &parts.into_values().collect::<Vec<_>>(), self.extent_size())
+        let free = sum(others, &parts.into_values().collect::<Vec<_>>(), self.extent_size());
+        self.shared.below.0.lock().last = free;
+        free
+    }
+
+    /// The result of the last look below the pool.
+    #[must_use]
+    pub fn last_below(&self) -> Option<u64> {
+        self.shared.below.0.lock().last
+    }
+
+    /// Joins the look below the pool that is under way, or begins one. Returns `None` where one is
+    /// under way that a former caller has given up waiting for.
+    pub fn look_below(
+        &self,
+        begin: impl FnOnce(BelowLook),
+    ) -> Option<oneshot::Receiver<Option<u64>>> {
+        let (send, receive) = oneshot::channel();
+        {
+            let mut state = self.shared.below.0.lock();
+            if let Some(waiting) = &mut state.waiting {
+                if waiting.iter().any(oneshot::Sender::is_canceled) {
+                    return None;
+                }
+                waiting.push(send);
+                return Some(receive);
+            }
+            state.waiting = Some(vec![send]);
+        }
+        begin(BelowLook(self.clone()));
+        Some(receive)
     }
 }
 

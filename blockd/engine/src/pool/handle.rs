@@ -18,6 +18,7 @@ use blockd_media::{Device, Doorbell};
 use futures_channel::{mpsc, oneshot};
 use parking_lot::Mutex;
 
+use super::below::Below;
 use super::join::OpenDevices;
 use super::keep::Keep;
 use super::name::Name;
@@ -75,6 +76,7 @@ pub(super) struct Shared {
     pub(super) devices: OpenDevices,
     pub(super) members: usize,
     pub(super) doorbell: Arc<Doorbell>,
+    pub(super) below: Below,
     /// By the mapper's slot of the worker.
     pub(super) workers: [OnceLock<Arc<Doorbell>>; MAX_WORKERS],
     /// Bit per worker with a request that waits for a commit.

@@ -17,6 +17,7 @@ mod own;
 mod thread;
 mod watch;
 
+pub use below::BelowLook;
 pub use create::{Created, create};
 pub use devices::new_device;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolStats, SpaceNow};
