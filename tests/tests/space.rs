@@ -166,32 +166,36 @@ fn a_spare_device_that_holds_something_joins_no_pool() {
     refused_spare("end", 192 * MIB - 1);
 }
 
-/// Fills a pool whose spare device is zero but for one byte.
+/// Fills a pool whose first spare device is zero but for one byte. The one behind it joins.
 fn refused_spare(name: &str, at: u64) {
-    let path = spare(name, 192 * MIB, &[]);
-    let used = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let paths = [spare(name, 192 * MIB, &[]), spare(&format!("{name}-empty"), 192 * MIB, &[])];
+    let used = std::fs::OpenOptions::new().write(true).open(&paths[0]).unwrap();
     used.write_all_at(&[7], at).unwrap();
+    let list = paths.each_ref().map(|path| format!("\"{}\"", path.display()));
     let settings = Settings {
         pool_size: 128 * MIB,
-        pool_lines: format!("spare_devices = [\"{}\"]\n[pool.space]\n{OFF}", path.display()),
+        pool_lines: format!("spare_devices = [{}]\n[pool.space]\n{OFF}", list.join(", ")),
         ..Settings::default()
     };
     let mut daemon = Daemon::new(&format!("used-{name}"), &settings).unwrap();
     daemon.start().unwrap();
     daemon.add("w1", 1 << 30).unwrap();
     let writer = Writer::start(&daemon, 1, 600);
-    wait_until("it is refused", || said(&daemon, "its spare device can't join it") > 0);
+    wait_until("the second one joins", || pool(&daemon)["devices"].as_array().unwrap().len() == 2);
+    wait_until("all is written", || writer.done() == 600);
     let log = daemon.log();
+    assert!(log.contains("its spare device can't join it"), "{log}");
     assert!(log.contains("holds something in its first or last 2 MiB"), "{log}");
-    assert!(log.contains(&path.display().to_string()), "{log}");
-    assert_eq!(pool(&daemon)["devices"].as_array().unwrap().len(), 1);
-    let content = std::fs::read(&path).unwrap();
+    assert!(log.contains(&paths[0].display().to_string()), "{log}");
+    let devices = pool(&daemon)["devices"].clone();
+    assert_eq!(devices[1]["path"].as_str(), paths[1].to_str());
+    let content = std::fs::read(&paths[0]).unwrap();
     let bytes = (0..).zip(content).filter(|(_, byte)| *byte != 0);
     assert_eq!(bytes.collect::<Vec<(u64, u8)>>(), [(at, 7)], "something was written to it");
-    assert_eq!(writer.error(), None, "the writer waits");
+    assert_eq!(writer.error(), None);
     drop(daemon);
     drop(writer);
-    std::fs::remove_file(path).unwrap();
+    paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
 }
 
 #[test]

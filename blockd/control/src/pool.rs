@@ -131,15 +131,21 @@ pub(crate) async fn grow(
     Ok(gained(handle, &done))
 }
 
-/// Takes the next spare device into a pool. Gives its path and the bytes gained; `None` where there
-/// is none. Not to be called while the pool is extended otherwise.
-///
-/// # Errors
-/// If the device holds anything at its ends, or the pool refuses.
-pub(crate) async fn add_spare(handle: &PoolHandle) -> Result<Option<(PathBuf, u64)>, PoolError> {
-    let Some((at, spare)) = handle.next_spare() else { return Ok(None) };
-    let gained = join(handle, at, &spare).await?;
-    Ok(gained.map(|gained| (spare.info().path.clone(), gained)))
+/// Takes the first spare device into a pool that can join it. Gives its path and the bytes gained;
+/// `None` where there is none. `refused` has the errors of those before it, which are tried again
+/// next time. Not to be called while the pool is extended otherwise.
+pub(crate) async fn add_spare(
+    handle: &PoolHandle,
+    mut refused: impl FnMut(PoolError),
+) -> Option<(PathBuf, u64)> {
+    for (at, spare) in handle.spares() {
+        match join(handle, at, &spare).await {
+            Ok(Some(gained)) => return Some((spare.info().path.clone(), gained)),
+            Ok(None) => {}
+            Err(error) => refused(error),
+        }
+    }
+    None
 }
 
 /// Takes a device into a pool that is open with this number and all rings know. Gives the bytes

@@ -352,23 +352,21 @@ impl Finder {
         }
         let _one = self.control.lock_devices_of(&self.handle).await;
         let name = self.handle.name();
-        match pool::add_spare(&self.handle).await {
-            Ok(Some((path, gained))) => {
-                let text = format!(
-                    "pool {} has grown by {}: {} has joined it",
-                    shown(name),
-                    human(gained),
-                    path.display()
-                );
-                self.control.events().publish(EventKind::PoolGrown, name, "", text);
-                gained > 0
-            }
-            Ok(None) => false,
-            Err(error) => {
-                tracing::error!(pool = name, %error, "the pool is low and its spare device can't join it");
-                false
-            }
-        }
+        // A device that is refused keeps none out that comes after it.
+        let refused = |error| {
+            tracing::error!(pool = name, %error, "the pool is low and its spare device can't join it");
+        };
+        let Some((path, gained)) = pool::add_spare(&self.handle, refused).await else {
+            return false;
+        };
+        let text = format!(
+            "pool {} has grown by {}: {} has joined it",
+            shown(name),
+            human(gained),
+            path.display()
+        );
+        self.control.events().publish(EventKind::PoolGrown, name, "", text);
+        gained > 0
     }
 
     /// Runs the hook, and then takes what the devices have become longer by.
