@@ -394,3 +394,21 @@ fn a_file_system_that_does_not_answer_holds_up_no_query() {
     assert_eq!(looks, 1);
     wait(pool.close()).unwrap();
 }
+
+#[test]
+fn a_spare_device_of_another_pool_is_left_out_and_unchanged() {
+    let scratch = Scratch::new("pool-foreign-spare");
+    let mut spec = file_spec(&scratch.0.join("pool"), 64 << 20);
+    let other = file_spec(&scratch.0.join("other"), 64 << 20);
+    drop((create(&spec).unwrap(), create(&other).unwrap()));
+    let before = std::fs::read(&other.devices[0].path).unwrap();
+    spec.spares = other.devices.clone();
+    let (pool, _) = open(&spec).unwrap();
+    assert_eq!((pool.devices().len(), pool.spare_count()), (1, 0));
+    assert!(std::fs::read(&other.devices[0].path).unwrap() == before, "it was written to");
+    // It is not locked either.
+    let (beside, _) = open(&other).unwrap();
+    assert_ne!(pool.id(), beside.id());
+    wait(beside.close()).unwrap();
+    wait(pool.close()).unwrap();
+}
