@@ -225,6 +225,21 @@ fn metrics_have_the_time_of_the_newest_replica() {
     assert_eq!(of.collect::<Vec<_>>(), [only]);
 }
 
+#[test]
+fn a_pool_has_promised_the_sizes_of_its_volumes_and_not_of_their_snapshots() {
+    let place = Place::new("[metrics]\naddress = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&place);
+    assert!(place.blockd(&["add", "--size", "3M", "v"]).status.success());
+    assert!(place.blockd(&["snapshot", "v=s"]).status.success());
+    let (_, metrics) = daemon.get("/metrics");
+    let of = metrics.lines().filter(|line| line.starts_with("blockd_pool_promised_bytes"));
+    let only = "blockd_pool_promised_bytes{pool=\"default\"} 3145728";
+    assert_eq!(of.collect::<Vec<_>>(), [only]);
+    let shown = place.blockd(&["pool", "show", "--json"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("\"promised_bytes\": 3145728"), "{shown}");
+}
+
 /// Of what a client may do to the metrics server.
 #[test]
 fn half_http_requests_do_not_block_metrics_and_readiness() {
