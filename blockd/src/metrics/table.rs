@@ -354,7 +354,7 @@ pub const METRICS: &[Metric] = &[
         Times,
         STAGE,
         "Time of requests by stage: map (lookup, one request in 64), limit (held back by limits), \
-         wait (parked), media, commit, total",
+         wait (parked, all tries of a request together), media, commit, total",
     ),
     metric("blockd_parked_requests", Gauge, VOLUME, "Requests that are parked now"),
     metric("blockd_parks", Counter, VOLUME, "Requests that were parked"),
