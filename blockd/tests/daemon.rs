@@ -114,6 +114,7 @@ impl<'a> Daemon<'a> {
         daemon
     }
 
+    /// Waits for a notification with a line that begins like this.
     fn wait_for(&self, state: &str) {
         let clock = Clock::start();
         let mut buffer = [0; 4096];
@@ -121,7 +122,10 @@ impl<'a> Daemon<'a> {
             let length = self.manager.recv(&mut buffer).unwrap_or_else(|error| {
                 panic!("no {state}: {error}\n{}", fs::read_to_string(&self.log).unwrap())
             });
-            if String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line == state) {
+            if String::from_utf8_lossy(&buffer[..length])
+                .lines()
+                .any(|line| line.starts_with(state))
+            {
                 return;
             }
         }
@@ -223,6 +227,21 @@ fn metrics_have_the_time_of_the_newest_replica() {
     let only =
         "blockd_volume_replicated_timestamp_seconds{pool=\"default\",volume=\"v\"} 1700000000";
     assert_eq!(of.collect::<Vec<_>>(), [only]);
+}
+
+#[test]
+fn a_pool_has_promised_the_sizes_of_its_volumes_and_not_of_their_snapshots() {
+    let place = Place::new("[metrics]\naddress = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&place);
+    assert!(place.blockd(&["add", "--size", "3M", "v"]).status.success());
+    assert!(place.blockd(&["snapshot", "v=s"]).status.success());
+    let (_, metrics) = daemon.get("/metrics");
+    let of = metrics.lines().filter(|line| line.starts_with("blockd_pool_promised_bytes"));
+    let only = "blockd_pool_promised_bytes{pool=\"default\"} 3145728";
+    assert_eq!(of.collect::<Vec<_>>(), [only]);
+    let shown = place.blockd(&["pool", "show", "--json"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("\"promised_bytes\": 3145728"), "{shown}");
 }
 
 /// Of what a client may do to the metrics server.
@@ -425,6 +444,18 @@ fn one_pool_failing_leaves_the_others_served() {
     assert_eq!(daemon.get("/healthz").0, 200);
     assert!(place.blockd(&["add", "--size", "1M", "v"]).status.success());
     assert_eq!(daemon.end(Signal::SIGTERM).code(), Some(0));
+}
+
+#[test]
+fn the_service_manager_shows_a_failed_pool_until_it_is_closed() {
+    use std::os::unix::fs::FileExt;
+    let place = Place::new("[health]\ninterval = \"1s\"");
+    let daemon = Daemon::start(&place);
+    let media = fs::File::options().write(true).open(place.path("pool")).unwrap();
+    media.write_all_at(&[0xa5; 8192], 0).unwrap();
+    daemon.wait_for("STATUS=pool default has failed: ");
+    assert!(place.blockd(&["pool", "close", "--force", "default"]).status.success());
+    daemon.wait_for("STATUS=serving");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use blockd_engine::backing::{Ring, RingOptions};
 use blockd_engine::block::{BlockError, Completion, Operation, Request};
 use blockd_engine::pool::{Control, Mark, Marks, Outcome, PoolHandle, VolumeId, create, open};
 use blockd_engine::schedule::{FlowId, Owner};
-use blockd_engine::stats::VolumeStats;
+use blockd_engine::stats::{Stage, VolumeStats};
 use blockd_engine::volume::{Executor, VolumeRef};
 use blockd_media::clock::Clock;
 use blockd_media::pool::PoolSpec;
@@ -429,6 +429,42 @@ fn a_write_that_would_wait_for_space_later_ends_with_its_volume() {
     let done = hand.answer(3000).expect("an answer, though there is no space");
     assert_eq!(done.result, Err(BlockError::Gone));
     hand.free(done);
+    hand.executor.detach(hand.volume);
+    hand.executor.drop_pools();
+    run(small.pool.close()).expect("an orderly close");
+}
+
+/// Changes of the pool have waiting requests tried again, which is one wait all the same.
+#[test]
+fn a_request_that_is_tried_again_counts_once() {
+    let small = Small::new("counted", DeviceKind::File);
+    let mut hand = Hand::new(&small);
+    let figures = |hand: &Hand| {
+        let wait = hand.stats.stage(Stage::Wait);
+        (hand.stats.parks.get(), wait.count(), wait.sum_ns())
+    };
+    let mut before = figures(&hand);
+    // Until there is no extent left.
+    for extent in 0.. {
+        before = figures(&hand);
+        hand.begin(Operation::Write { fua: false }, extent * EXTENT, 4096);
+        let Some(done) = hand.answer(1500) else { break };
+        done.result.expect("a write");
+        hand.free(done);
+    }
+    for limit in 1..=5 {
+        // An event.
+        small.pool.mapper().set_read_cache(limit << 20);
+        assert!(hand.answer(20).is_none());
+    }
+    assert_eq!((hand.stats.parks.get(), hand.stats.parked.get()), (before.0 + 1, 1));
+    hand.executor.cancel_parked(hand.volume);
+    let done = hand.answer(1000).expect("an answer");
+    assert_eq!(done.result, Err(BlockError::Gone));
+    hand.free(done);
+    let after = figures(&hand);
+    assert_eq!((after.0, after.1, hand.stats.parked.get()), (before.0 + 1, before.1 + 1, 0));
+    assert!(after.2 - before.2 >= 1_500_000_000, "{before:?} {after:?}");
     hand.executor.detach(hand.volume);
     hand.executor.drop_pools();
     run(small.pool.close()).expect("an orderly close");

@@ -11,6 +11,7 @@ use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::Page;
 use blockd_mapper::units::DeviceIndex;
+use blockd_media::clock::Clock;
 use blockd_media::pool::{Access, Offline, PoolError, PoolSpec, exists, identity};
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::codec::request::Header;
@@ -45,7 +46,11 @@ fn file_spec(path: &Path, size: u64) -> PoolSpec {
 }
 
 fn wait<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime")
+        .block_on(future)
 }
 
 fn add(pool: &PoolHandle, name: &str, size: u64) -> Outcome {
@@ -357,4 +362,53 @@ fn a_ring_that_others_can_write_is_refused() {
     std::fs::remove_file(&ring).unwrap();
     std::os::unix::fs::symlink(scratch.0.join("pool"), &ring).unwrap();
     assert!(matches!(open(&spec), Err(PoolError::Io { .. })));
+}
+
+/// A look below a pool that does not end, as in a file system that does not answer.
+#[test]
+fn a_file_system_that_does_not_answer_holds_up_no_query() {
+    let scratch = Scratch::new("pool-hangs-below");
+    let spec = file_spec(&scratch.0.join("pool"), 64 << 20);
+    create(&spec).unwrap();
+    let (pool, _) = open(&spec).unwrap();
+    let below = wait(space(&pool)).unwrap().backing_free;
+    assert!(below.is_some_and(|free| free > 0), "{below:?}");
+    let mut hung = None;
+    let receive = pool.look_below(|look| hung = Some(look));
+    assert!(hung.is_some());
+    let begun = Clock::start();
+    let limited = |seconds| {
+        let limit = Duration::from_secs(seconds);
+        wait(async { tokio::time::timeout(limit, space(&pool)).await }).expect("it waits").unwrap()
+    };
+    // The first one waits for a while; those after it know that there is nothing to wait for.
+    for _ in 0..100 {
+        assert_eq!(limited(5).backing_free, below);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // It answers again.
+    hung.take().expect("the look").run();
+    assert!(wait(receive.expect("a result")).unwrap().is_some());
+    let mut looks = 0;
+    drop(pool.look_below(|_| looks += 1));
+    assert_eq!(looks, 1);
+    wait(pool.close()).unwrap();
+}
+
+#[test]
+fn a_spare_device_of_another_pool_is_left_out_and_unchanged() {
+    let scratch = Scratch::new("pool-foreign-spare");
+    let mut spec = file_spec(&scratch.0.join("pool"), 64 << 20);
+    let other = file_spec(&scratch.0.join("other"), 64 << 20);
+    drop((create(&spec).unwrap(), create(&other).unwrap()));
+    let before = std::fs::read(&other.devices[0].path).unwrap();
+    spec.spares = other.devices.clone();
+    let (pool, _) = open(&spec).unwrap();
+    assert_eq!((pool.devices().len(), pool.spare_count()), (1, 0));
+    assert!(std::fs::read(&other.devices[0].path).unwrap() == before, "it was written to");
+    // It is not locked either.
+    let (beside, _) = open(&other).unwrap();
+    assert_ne!(pool.id(), beside.id());
+    wait(beside.close()).unwrap();
+    wait(pool.close()).unwrap();
 }

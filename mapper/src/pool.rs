@@ -362,6 +362,14 @@ impl Pool {
         u8::try_from(present.position(|one| one == Some(handle))?).ok()
     }
 
+    /// Bytes of extents that can be given out on the device that the caller knows by this index.
+    #[must_use]
+    pub fn free_on(&self, handle: u8) -> u64 {
+        let Some(place) = self.position_of(handle) else { return 0 };
+        let free = self.free_space.lock().free_by_device().nth(usize::from(place));
+        free.unwrap_or(0) * self.geometry.extent_size()
+    }
+
     /// The mark of the device at a place of the device table, by which a volume is pinned to it;
     /// `None` where there is none.
     #[must_use]

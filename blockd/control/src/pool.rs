@@ -3,19 +3,28 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use blockd_engine::pool::{Control, ExtentRun, Outcome, PoolHandle, SpaceNow, new_device};
+use blockd_engine::pool::{
+    BelowLook, Control, ExtentRun, Outcome, PoolHandle, SpaceNow, new_device,
+};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::pool::Space;
 use blockd_media::Device;
 use blockd_media::pool::PoolError;
+use tokio::time::timeout;
+
+/// How long the file systems below a pool may take to answer before the last result counts. Queries
+/// ask pools one after the other, and their clients wait for ten seconds.
+const BELOW_LIMIT: Duration = Duration::from_secs(1);
 
 /// Space of a pool, and of what is below it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PoolSpace {
     /// The space as the pool itself counts it.
     pub pool: Space,
-    /// Bytes free in the file systems below sparse files; `None` where nothing is sparse.
+    /// Bytes free in the file systems below sparse files, and on other devices beside them; `None`
+    /// where nothing is sparse.
     pub backing_free: Option<u64>,
     /// The state of the space policy.
     pub now: SpaceNow,
@@ -47,15 +56,24 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(call).await.map_err(|_| PoolError::Gone)
 }
 
-/// Space of a pool.
+/// Bytes free below a pool: the last result where a file system below it does not answer, in which
+/// case one thread waits for it, however many callers there are.
+pub(crate) async fn free_below(handle: &PoolHandle) -> Option<u64> {
+    let begin = |look: BelowLook| drop(tokio::task::spawn_blocking(move || look.run()));
+    let Some(look) = handle.look_below(begin) else { return handle.last_below() };
+    match timeout(BELOW_LIMIT, look).await {
+        Ok(Ok(free)) => free,
+        _ => handle.last_below(),
+    }
+}
+
+/// Space of a pool. Its thread has to answer; a file system below it need not.
 ///
 /// # Errors
 /// If the pool does not serve.
 pub async fn space(handle: &PoolHandle) -> Result<PoolSpace, PoolError> {
     let (pool, now) = handle.own_space().await?;
-    let devices = handle.clone();
-    // A file system that does not answer must not block other callers.
-    let below = blocking(move || devices.free_below()).await?;
+    let below = free_below(handle).await;
     let releasing = handle.releasing().await?;
     let left: u64 = releasing.iter().map(|one| one.left).sum();
     Ok(PoolSpace {
@@ -113,15 +131,21 @@ pub(crate) async fn grow(
     Ok(gained(handle, &done))
 }
 
-/// Takes the next spare device into a pool. Gives its path and the bytes gained; `None` where there
-/// is none. Not to be called while the pool is extended otherwise.
-///
-/// # Errors
-/// If the device holds anything at its ends, or the pool refuses.
-pub(crate) async fn add_spare(handle: &PoolHandle) -> Result<Option<(PathBuf, u64)>, PoolError> {
-    let Some((at, spare)) = handle.next_spare() else { return Ok(None) };
-    let gained = join(handle, at, &spare).await?;
-    Ok(gained.map(|gained| (spare.info().path.clone(), gained)))
+/// Takes the first spare device into a pool that can join it. Gives its path and the bytes gained;
+/// `None` where there is none. `refused` has the errors of those before it, which are tried again
+/// next time. Not to be called while the pool is extended otherwise.
+pub(crate) async fn add_spare(
+    handle: &PoolHandle,
+    mut refused: impl FnMut(PoolError),
+) -> Option<(PathBuf, u64)> {
+    for (at, spare) in handle.spares() {
+        match join(handle, at, &spare).await {
+            Ok(Some(gained)) => return Some((spare.info().path.clone(), gained)),
+            Ok(None) => {}
+            Err(error) => refused(error),
+        }
+    }
+    None
 }
 
 /// Takes a device into a pool that is open with this number and all rings know. Gives the bytes

@@ -229,9 +229,9 @@ pub struct VolumeStats {
     pub stages: [Histogram; 6],
     /// Requests that wait for the pool at present.
     pub parked: Counter,
-    /// Requests that were parked.
+    /// Requests that were parked. Each counts once.
     pub parks: Counter,
-    /// Writes that found no space below, and are tried again.
+    /// Writes that found no space below, and are tried again. Each counts once.
     pub starved: Counter,
     /// Writes that were slowed down because the pool is nearly full.
     pub slowed: Counter,

@@ -216,8 +216,7 @@ async fn space(snapshot: &mut Snapshot, pool: &PoolHandle, node: Option<NodeId>)
     region(snapshot, pool, &space);
     let mut set = |name, value| snapshot.set(name, &[pool.name()], value);
     let volumes = pool.mapper().summaries();
-    let promised = volumes.iter().fold(0_u64, |sum, one| sum.saturating_add(one.size));
-    set("blockd_pool_promised_bytes", promised);
+    set("blockd_pool_promised_bytes", pool.mapper().sums().promised);
     set("blockd_pool_volumes", volumes.len() as u64);
     let snapshots = volumes.iter().filter(|one| one.kind == VolumeKind::Snapshot).count();
     set("blockd_pool_snapshots", snapshots as u64);

@@ -50,6 +50,9 @@ const MEMBERSHIP_PAUSE: Duration = Duration::from_secs(5);
 /// How often devices that are not served are tried again.
 const RECOVERY_PAUSE: Duration = Duration::from_secs(30);
 
+/// The state that the service manager shows while no pool has failed.
+const SERVING: NotifyState<'_> = NotifyState::Status("serving");
+
 /// How often failed pools are looked for.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -223,7 +226,7 @@ impl Daemon {
         control.look_at_health().await;
         control.set_ready();
         control.watch_health();
-        notify::send(&[NotifyState::Ready, NotifyState::Status("serving")]).await;
+        notify::send(&[NotifyState::Ready, SERVING]).await;
         let _locks = [runtime_lock, state_lock];
         Ok(Self { control, workers, listeners, stop_control, control_server, _locks })
     }
@@ -431,6 +434,9 @@ async fn watch_pools(control: Control) {
     let mut reported = std::collections::BTreeSet::new();
     loop {
         let failed = control.failed_pools();
+        if failed.is_empty() && !reported.is_empty() {
+            notify::send(&[SERVING]).await;
+        }
         // One that was opened again may fail again.
         reported.retain(|name| failed.contains_key(name));
         for (name, failure) in failed {

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-use blockd_control::pool;
 use blockd_control::services::Control;
+use blockd_engine::pool::PoolHandle;
 use sd_notify::NotifyState;
 
 /// How long a service manager that does not read is waited for. `sd_notify::notify` waits for ever,
@@ -81,15 +81,24 @@ async fn pools_answer(control: &Control, limit: Duration) -> bool {
     for known in control.known_pools() {
         let failed = known.failure().is_some();
         let Ok(handle) = known.state else { continue };
-        if !failed && tokio::time::timeout(limit, pool::space(&handle)).await.is_err() {
+        if !failed && !answers(&handle, limit).await {
             return false;
         }
     }
     true
 }
 
+/// Whether a pool's thread answers. A file system below the pool need not: one that hangs is no
+/// reason to end the other pools.
+async fn answers(pool: &PoolHandle, limit: Duration) -> bool {
+    tokio::time::timeout(limit, pool.own_space()).await.is_ok()
+}
+
 #[cfg(test)]
 mod tests {
+    use blockd_media::pool::PoolSpec;
+    use blockd_media::{DeviceKind, DeviceSpec};
+
     use super::*;
 
     /// Sends until the socket takes no more.
@@ -111,6 +120,21 @@ mod tests {
             () = send_beside(path.into_os_string(), &states) => panic!("it did not wait"),
             () = tokio::time::sleep(Duration::from_millis(10)) => {}
         }
+    }
+
+    #[tokio::test]
+    async fn a_file_system_that_hangs_below_a_pool_does_not_end_the_daemon() {
+        let folder = blockd_testkit::folder::Folder::new("hangs").unwrap();
+        let (path, kind) = (folder.path().join("pool"), DeviceKind::File);
+        let size = Some(64 << 20);
+        let device = DeviceSpec { path, kind, size, preallocate: false, direct: false };
+        let spec = PoolSpec::new("p", device, "/dev/shm".into());
+        drop(blockd_engine::pool::create(&spec).unwrap());
+        let (pool, _) = blockd_engine::pool::open(&spec).unwrap();
+        let mut hung = None;
+        let _result = pool.look_below(|look| hung = Some(look));
+        assert!(hung.is_some() && answers(&pool, Duration::from_millis(500)).await);
+        pool.close().await.unwrap();
     }
 
     #[test]

@@ -92,7 +92,12 @@ pub const METRICS: &[Metric] = &[
     metric("blockd_pool_pending_bytes", Gauge, POOL, "Bytes released and not reusable yet"),
     metric("blockd_pool_metadata_bytes", Gauge, POOL, "Bytes of metadata in use"),
     metric("blockd_pool_metadata_free_bytes", Gauge, POOL, "Bytes free for metadata"),
-    metric("blockd_pool_backing_free_bytes", Gauge, POOL, "Bytes free below a sparse pool"),
+    metric(
+        "blockd_pool_backing_free_bytes",
+        Gauge,
+        POOL,
+        "Bytes free below the pool's sparse files, and on its other devices",
+    ),
     metric("blockd_pool_promised_bytes", Gauge, POOL, "Sum of the sizes of the pool's volumes"),
     metric("blockd_pool_volumes", Gauge, POOL, "Volumes and snapshots of the pool"),
     metric("blockd_pool_snapshots", Gauge, POOL, "Snapshots of the pool"),
@@ -349,7 +354,7 @@ pub const METRICS: &[Metric] = &[
         Times,
         STAGE,
         "Time of requests by stage: map (lookup, one request in 64), limit (held back by limits), \
-         wait (parked), media, commit, total",
+         wait (parked, all tries of a request together), media, commit, total",
     ),
     metric("blockd_parked_requests", Gauge, VOLUME, "Requests that are parked now"),
     metric("blockd_parks", Counter, VOLUME, "Requests that were parked"),

@@ -127,8 +127,7 @@ impl Keeper {
 
     /// A file with holes has no more than the file system below has.
     async fn look_below(&mut self) {
-        let handle = self.finder.handle.clone();
-        let below = tokio::task::spawn_blocking(move || handle.free_below()).await.ok().flatten();
+        let below = pool::free_below(&self.finder.handle).await;
         if below != self.below && self.finder.handle.set_policy(Policy::FreeBelow(below)).is_ok() {
             self.below = below;
         }
@@ -283,11 +282,9 @@ impl Finder {
         }
     }
 
-    async fn look_below(&self) -> Option<u64> {
-        let handle = self.handle.clone();
-        let below = tokio::task::spawn_blocking(move || handle.free_below()).await.ok().flatten();
+    async fn look_below(&self) {
+        let below = pool::free_below(&self.handle).await;
         let _ = self.handle.set_policy(Policy::FreeBelow(below));
-        below
     }
 
     async fn grow(&self, space: &PoolSpace) -> bool {
@@ -355,23 +352,21 @@ impl Finder {
         }
         let _one = self.control.lock_devices_of(&self.handle).await;
         let name = self.handle.name();
-        match pool::add_spare(&self.handle).await {
-            Ok(Some((path, gained))) => {
-                let text = format!(
-                    "pool {} has grown by {}: {} has joined it",
-                    shown(name),
-                    human(gained),
-                    path.display()
-                );
-                self.control.events().publish(EventKind::PoolGrown, name, "", text);
-                gained > 0
-            }
-            Ok(None) => false,
-            Err(error) => {
-                tracing::error!(pool = name, %error, "the pool is low and its spare device can't join it");
-                false
-            }
-        }
+        // A device that is refused keeps none out that comes after it.
+        let refused = |error| {
+            tracing::error!(pool = name, %error, "the pool is low and its spare device can't join it");
+        };
+        let Some((path, gained)) = pool::add_spare(&self.handle, refused).await else {
+            return false;
+        };
+        let text = format!(
+            "pool {} has grown by {}: {} has joined it",
+            shown(name),
+            human(gained),
+            path.display()
+        );
+        self.control.events().publish(EventKind::PoolGrown, name, "", text);
+        gained > 0
     }
 
     /// Runs the hook, and then takes what the devices have become longer by.

@@ -340,7 +340,7 @@ impl Control {
             metadata_bytes: to_wire(space.pool.metadata),
             metadata_free_bytes: to_wire(space.pool.metadata_free),
             backing_free_bytes: space.backing_free.map_or(-1, to_wire),
-            promised_bytes: to_wire(sums.size),
+            promised_bytes: to_wire(sums.promised),
             volume_count: count(sums.count),
             snapshot_count: count(sums.snapshots),
             releasing_count: u32::try_from(space.releasing_volumes).unwrap_or(u32::MAX),

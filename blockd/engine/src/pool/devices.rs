@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blockd_mapper::create::NewDevice;
 use blockd_media::pool::newest::superblock;
 use blockd_media::pool::{PoolError, PoolSpec};
+use blockd_media::units::hex;
 use blockd_media::{Device, DeviceSpec};
 
 /// Opens devices, or creates those that are files and not there. `devices` has those that were
@@ -23,12 +24,14 @@ pub(super) fn open_each(
 }
 
 /// Opens the spares: a device that has joined the pool before is one of its devices. A device that
-/// cannot be opened is left out; the pool reports it if it needs it.
+/// cannot be opened is left out; the pool reports it if it needs it. One of another pool is left
+/// out as well, and not written to.
 pub(super) fn open_spares(
     spec: &PoolSpec,
     devices: &mut Vec<Arc<Device>>,
 ) -> Result<Vec<Arc<Device>>, PoolError> {
-    let mut spares = Vec::new();
+    let named = devices.clone();
+    let (mut spares, mut own) = (Vec::new(), None);
     for spare in &spec.spares {
         let opened = match open_spare(spec, spare) {
             Ok(opened) => Arc::new(opened),
@@ -39,12 +42,25 @@ pub(super) fn open_spares(
             }
         };
         // An unreadable rest of an interrupted join makes it no member.
-        match superblock(&opened) {
-            Some(_) => devices.push(opened),
-            None => spares.push(opened),
+        let Some(found) = superblock(&opened) else {
+            spares.push(opened);
+            continue;
+        };
+        let own = *own.get_or_insert_with(|| pool_of(&named));
+        if own.is_some_and(|own| own != found.pool_id) {
+            let (path, other) = (spare.path.display(), hex(&found.pool_id));
+            let pool = &spec.name;
+            tracing::warn!(pool, %path, other, "a spare device belongs to another pool: left out");
+            continue;
         }
+        devices.push(opened);
     }
     Ok(spares)
+}
+
+/// The pool of the first device that names one, as the mapper finds it when it opens the pool.
+fn pool_of(devices: &[Arc<Device>]) -> Option<[u8; 16]> {
+    devices.iter().find_map(|device| superblock(device)).map(|found| found.pool_id)
 }
 
 /// A spare in persistent memory has to have our mark before anything of it is read; its owner makes

@@ -18,6 +18,7 @@ use blockd_media::{Device, Doorbell};
 use futures_channel::{mpsc, oneshot};
 use parking_lot::Mutex;
 
+use super::below::Below;
 use super::join::OpenDevices;
 use super::keep::Keep;
 use super::name::Name;
@@ -75,6 +76,7 @@ pub(super) struct Shared {
     pub(super) devices: OpenDevices,
     pub(super) members: usize,
     pub(super) doorbell: Arc<Doorbell>,
+    pub(super) below: Below,
     /// By the mapper's slot of the worker.
     pub(super) workers: [OnceLock<Arc<Doorbell>>; MAX_WORKERS],
     /// Bit per worker with a request that waits for a commit.
@@ -475,13 +477,6 @@ impl PoolHandle {
         let (send, receive) = oneshot::channel();
         self.ask(Ask::Space(send))?;
         receive.await.map_err(|_| PoolError::Gone)
-    }
-
-    /// Bytes free in the file systems below sparse files; `None` where nothing is sparse. Blocks.
-    #[must_use]
-    pub fn free_below(&self) -> Option<u64> {
-        let mut free = self.joined().map(|device| device.free_below());
-        free.try_fold(0_u64, |sum, free| free.map(|free| sum.saturating_add(free)))
     }
 
     /// Changes the space policy of the pool's thread.

@@ -53,7 +53,7 @@ impl Shared {
     }
 
     /// The open devices that belong to the pool, with their numbers.
-    fn joined(&self) -> impl Iterator<Item = (usize, &Arc<Device>)> {
+    pub(super) fn joined(&self) -> impl Iterator<Item = (usize, &Arc<Device>)> {
         let devices = self.devices().enumerate();
         devices.filter(|(at, _)| matches!(self.membership(*at), Membership::At(_)))
     }
@@ -94,19 +94,16 @@ impl PoolHandle {
     /// How many devices are left that may join it.
     #[must_use]
     pub fn spare_count(&self) -> usize {
-        self.spares().count()
+        self.spares().len()
     }
 
-    /// The next device that may join the pool, and the index by which the mapper would know it.
+    /// The devices that may join the pool, and the indexes by which the mapper would know them.
     #[must_use]
-    pub fn next_spare(&self) -> Option<(u8, Arc<Device>)> {
-        let (at, spare) = self.spares().next()?;
-        Some((u8::try_from(at).ok()?, Arc::clone(spare)))
-    }
-
-    fn spares(&self) -> impl Iterator<Item = (usize, &Arc<Device>)> {
+    pub fn spares(&self) -> Vec<(u8, Arc<Device>)> {
         let devices = self.shared.devices().enumerate();
-        devices.filter(|(at, _)| self.shared.membership(*at) == Membership::Spare)
+        let spares = devices.filter(|(at, _)| self.shared.membership(*at) == Membership::Spare);
+        let numbered = spares.map(|(at, spare)| Some((u8::try_from(at).ok()?, Arc::clone(spare))));
+        numbered.flatten().collect()
     }
 
     /// The number of the open device with this path, or else of the one that the path leads to as

@@ -1,5 +1,6 @@
 //! An open pool: its thread, and the handle that others have of it.
 
+mod below;
 mod create;
 mod devices;
 mod discard;
@@ -16,6 +17,7 @@ mod own;
 mod thread;
 mod watch;
 
+pub use below::BelowLook;
 pub use create::{Created, create};
 pub use devices::new_device;
 pub use handle::{ExtentRun, Policy, PoolHandle, PoolStats, SpaceNow};

@@ -21,6 +21,7 @@ use blockd_media::pool::{PoolError, PoolSpec, storage};
 use blockd_media::{Doorbell, Gate};
 use futures_channel::{mpsc, oneshot};
 
+use super::below::Below;
 use super::discard::Discarder;
 use super::driver::Served;
 use super::ending::failure_of;
@@ -114,6 +115,7 @@ impl PoolThread {
             devices: OpenDevices::new(served.iter().map(|one| &one.device)),
             members,
             doorbell,
+            below: Below::default(),
             workers: std::array::from_fn(|_| std::sync::OnceLock::new()),
             committing: AtomicU64::new(0),
             stats: PoolStats::default(),

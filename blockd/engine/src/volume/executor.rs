@@ -372,7 +372,9 @@ impl Executor {
             let first = part.parked.is_empty();
             part.events = if first { events } else { part.events.min(events) };
             part.parked.push_back(at);
-            attached.stats.parks.add(1);
+            if !std::mem::replace(&mut slot.was_parked, true) {
+                attached.stats.parks.add(1);
+            }
             self.enter_state(at, State::Parked);
         }
         step
@@ -430,8 +432,10 @@ impl Executor {
             self.finish(at, Err(BlockError::Gone));
             return;
         }
-        let is_late = self.slots[at].is_late;
-        if let Some(attached) = self.volumes[self.slots[at].volume].as_ref().filter(|_| !is_late) {
+        let slot = &mut self.slots[at];
+        let is_late = slot.is_late;
+        let is_counted = is_late || std::mem::replace(&mut slot.was_starved, true);
+        if let Some(attached) = self.volumes[slot.volume].as_ref().filter(|_| !is_counted) {
             attached.stats.starved.add(1);
         }
         self.enter_state(at, State::Starved);
@@ -495,6 +499,9 @@ impl Executor {
         let Some(request) = slot.request.take() else { return };
         slot.ticket = None;
         let total = self.now.saturating_sub(slot.arrived);
+        if slot.waited_ns.is_some() {
+            record_wait(slot, self.volumes[slot.volume].as_ref());
+        }
         if let Some(flow) = slot.flow {
             if slot.extra > 0 {
                 self.scheduler.end_extra(flow, std::mem::take(&mut slot.extra));
@@ -507,6 +514,16 @@ impl Executor {
         }
         self.free.push(at);
         self.done.push_back(request.complete(result));
+    }
+}
+
+/// Records the wait of a request that ends, all tries together.
+#[cold]
+fn record_wait(slot: &mut Slot, attached: Option<&Attached>) {
+    let waited_ns = slot.waited_ns.take();
+    (slot.was_parked, slot.was_starved) = (false, false);
+    if let (Some(ns), Some(attached)) = (waited_ns, attached) {
+        attached.stats.stage(Stage::Wait).record(ns);
     }
 }
 

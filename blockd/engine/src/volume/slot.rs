@@ -88,6 +88,12 @@ pub(super) struct Slot {
     /// for neither.
     pub(super) slowed_at: u64,
     pub(super) stuck_at: u64,
+    /// Whether the request is counted among those that were parked, and those that found no space
+    /// below; and for how many nanoseconds it has waited in all, if it has. A request that ends
+    /// resets them: one that does not wait never touches them.
+    pub(super) was_parked: bool,
+    pub(super) was_starved: bool,
+    pub(super) waited_ns: Option<u64>,
     /// When it came, and when its present state began, in nanoseconds.
     pub(super) arrived: u64,
     pub(super) since: u64,
@@ -117,6 +123,9 @@ impl Slot {
             reason: ParkReason::InFlight,
             slowed_at: 0,
             stuck_at: 0,
+            was_parked: false,
+            was_starved: false,
+            waited_ns: None,
             arrived: 0,
             since: 0,
         }

@@ -97,11 +97,12 @@ impl Executor {
         }
     }
 
-    fn count_wait(&self, at: usize) {
-        let slot = &self.slots[at];
+    /// Adds a part of a request's wait, which a try may interrupt.
+    fn count_wait(&mut self, at: usize) {
+        let slot = &mut self.slots[at];
         let Some(attached) = &self.volumes[slot.volume] else { return };
         let (stats, ns) = (&attached.stats, self.now.saturating_sub(slot.since));
-        stats.stage(Stage::Wait).record(ns);
+        slot.waited_ns = Some(slot.waited_ns.unwrap_or(0).saturating_add(ns));
         stats.parked.set(stats.parked.get().saturating_sub(1));
         if slot.reason == ParkReason::Slowed {
             stats.slowed_ns.add(ns);

@@ -252,9 +252,12 @@ impl Pmem {
         for generation in [1, 2] {
             self.write_header(&Header { generation, ..header }).map_err(refused)?;
         }
-        let header = Mutex::new(Header { generation: 2, ..header });
-        let lanes = self.info.options.whole_blocks.then_some(lanes);
-        let started = Started { lanes, header, erase_was_under_way: false };
+        let started = Started {
+            lanes: self.info.options.whole_blocks.then_some(lanes),
+            // The pool that is now made is opened with this device, without a start.
+            erase_was_under_way: header.erase_under_way,
+            header: Mutex::new(Header { generation: 2, ..header }),
+        };
         let _ = self.started.set(started);
         Ok(())
     }
@@ -452,4 +455,50 @@ fn zero_by(
 fn meaning(error: &MediaError) -> IoError {
     tracing::debug!(%error, "persistent memory can't be used");
     IoError::Media
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file is zero when it has been formatted; a namespace holds what its former owner wrote.
+    #[test]
+    fn a_namespace_that_is_formatted_is_to_be_erased_before_its_pool_has_been_closed() {
+        let name = format!("/dev/shm/blockd-erase-{}", std::process::id());
+        let mut options = std::fs::OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).open(&name);
+        std::fs::remove_file(&name).unwrap();
+        let file = Arc::new(file.unwrap());
+        file.write_all_at(&vec![0; 8 << 20], 0).unwrap();
+        let mapped = |medium, erase| {
+            let options = PmemOptions { erase, ..PmemOptions::default() };
+            let mut pmem = Pmem::map(&file, options).unwrap();
+            pmem.info.medium = medium;
+            pmem
+        };
+        for (medium, erase, expected) in [
+            (Medium::File, true, false),
+            (Medium::DevDax, true, true),
+            (Medium::DevDax, false, false),
+        ] {
+            let pmem = mapped(medium, erase);
+            pmem.format([1; 16]).unwrap();
+            assert_eq!(pmem.is_to_be_erased(), expected, "{medium:?} {erase}");
+            // A start of what was just formatted, as its owner opens it, changes nothing.
+            pmem.start().unwrap();
+            assert_eq!(pmem.is_to_be_erased(), expected, "{medium:?} {erase}");
+        }
+        // Until that has been done, each open finds the note.
+        let pmem = mapped(Medium::DevDax, true);
+        pmem.format([1; 16]).unwrap();
+        drop(pmem);
+        let pmem = mapped(Medium::DevDax, true);
+        pmem.start().unwrap();
+        assert!(pmem.is_to_be_erased());
+        pmem.erase_ended().unwrap();
+        drop(pmem);
+        let pmem = mapped(Medium::DevDax, true);
+        pmem.start().unwrap();
+        assert!(!pmem.is_to_be_erased());
+    }
 }

@@ -1,0 +1,139 @@
+//! The space below a pool's sparse files. A file system that does not answer holds the thread that
+//! looks there, so that one look serves all who wait, and the last result is kept.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+
+use futures_channel::oneshot;
+use parking_lot::Mutex;
+
+use super::handle::PoolHandle;
+
+/// The last look below a pool, and the one that is under way.
+#[derive(Debug, Default)]
+pub(super) struct Below(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    last: Option<u64>,
+    /// Receivers of the result of the look that is under way; `None` while none is.
+    waiting: Option<Vec<oneshot::Sender<Option<u64>>>>,
+}
+
+/// A look that is under way until it is dropped. It may block.
+#[derive(Debug)]
+pub struct BelowLook(PoolHandle);
+
+impl BelowLook {
+    /// Looks.
+    pub fn run(self) {
+        let _ = self.0.free_below();
+    }
+}
+
+impl Drop for BelowLook {
+    fn drop(&mut self) {
+        let mut state = self.0.shared.below.0.lock();
+        let last = state.last;
+        for waiting in state.waiting.take().into_iter().flatten() {
+            // A receiver that is gone waits no more.
+            let _ = waiting.send(last);
+        }
+    }
+}
+
+/// A file system's free bytes, and those of the free extents of all devices in it.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    below: u64,
+    own: u64,
+}
+
+impl PoolHandle {
+    /// Bytes that can be written for the first time as far as the file systems below sparse files
+    /// allow it, with the free extents of devices that are no such files; `None` where nothing is
+    /// sparse. Blocks.
+    #[must_use]
+    pub fn free_below(&self) -> Option<u64> {
+        let mut parts: BTreeMap<u64, Part> = BTreeMap::new();
+        let mut others = 0_u64;
+        for (at, device) in self.shared.joined() {
+            let own = u8::try_from(at).map_or(0, |at| self.shared.pool.free_on(at));
+            let system = device.file().metadata().map(|metadata| metadata.dev());
+            match device.free_below().zip(system.ok()) {
+                // Files of one file system share its space.
+                Some((below, system)) => {
+                    let part = parts.entry(system).or_insert(Part { below, own: 0 });
+                    part.below = part.below.min(below);
+                    part.own += own;
+                }
+                None => others += own,
+            }
+        }
+        let free = sum(others, &parts.into_values().collect::<Vec<_>>(), self.extent_size());
+        self.shared.below.0.lock().last = free;
+        free
+    }
+
+    /// The result of the last look below the pool.
+    #[must_use]
+    pub fn last_below(&self) -> Option<u64> {
+        self.shared.below.0.lock().last
+    }
+
+    /// Joins the look below the pool that is under way, or begins one. Returns `None` where one is
+    /// under way that a former caller has given up waiting for.
+    pub fn look_below(
+        &self,
+        begin: impl FnOnce(BelowLook),
+    ) -> Option<oneshot::Receiver<Option<u64>>> {
+        let (send, receive) = oneshot::channel();
+        {
+            let mut state = self.shared.below.0.lock();
+            if let Some(waiting) = &mut state.waiting {
+                if waiting.iter().any(oneshot::Sender::is_canceled) {
+                    return None;
+                }
+                waiting.push(send);
+                return Some(receive);
+            }
+            state.waiting = Some(vec![send]);
+        }
+        begin(BelowLook(self.clone()));
+        Some(receive)
+    }
+}
+
+/// The sum over file systems, and the free extents elsewhere. Where a file system has less than its
+/// files have holes, another's surplus does not make up for it, and less than an extent is none.
+fn sum(others: u64, parts: &[Part], extent: u64) -> Option<u64> {
+    let lacks = parts.iter().any(|part| part.below < part.own);
+    let counted = |part: &Part| match lacks {
+        true => (part.below / extent.max(1) * extent).min(part.own),
+        false => part.below,
+    };
+    let free = parts.iter().map(counted).fold(others, u64::saturating_add);
+    (!parts.is_empty()).then_some(free)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_counts_for_no_more_than_its_own_files_can_take() {
+        let of = |others, parts: &[(u64, u64)]| {
+            let parts: Vec<_> = parts.iter().map(|&(below, own)| Part { below, own }).collect();
+            sum(others, &parts, 10)
+        };
+        assert_eq!(of(70, &[]), None);
+        assert_eq!(of(0, &[(95, 200)]), Some(90));
+        assert_eq!(of(0, &[(305, 200)]), Some(305));
+        // A spare device beside a file whose file system is full, or has room.
+        assert_eq!(of(70, &[(5, 200)]), Some(70));
+        assert_eq!(of(70, &[(305, 200)]), Some(375));
+        // The room of one file system is of no use to a file in another one.
+        assert_eq!(of(0, &[(0, 50), (900, 0)]), Some(0));
+        assert_eq!(of(20, &[(0, 50), (900, 30)]), Some(50));
+    }
+}
