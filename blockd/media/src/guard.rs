@@ -117,21 +117,29 @@ fn mounted_at(number: &str, mounts: &str) -> Option<String> {
 /// one that died is held until its IO has ended.
 ///
 /// The kernel names the process that took the lock. Its number may be another's by now, so the
-/// process counts only if it has the file open. The device number in `/proc/locks` is left out: on
-/// btrfs it differs from that of `stat`.
+/// process counts only if it has the file open.
 pub(super) fn lock_owner(file: &File) -> Option<u32> {
     let file = identity(&file.metadata().ok()?);
-    let inode = file.1.to_string();
     // Lines of proc(5)'s locks: number, kind, mode, access, process, file, start, end. Waiting
     // requests have an arrow behind the number, and are of no interest.
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let holders = locks.lines().filter_map(|line| {
         let fields: Vec<_> = line.split_whitespace().collect();
         let is_flock = fields.get(1) == Some(&"FLOCK");
-        let locked = fields.get(5)?.rsplit(':').next()?;
-        (is_flock && locked == inode).then(|| fields.get(4)?.parse().ok())?
+        (is_flock && is_file(fields.get(5)?, file)?).then(|| fields.get(4)?.parse().ok())?
     });
     holders.into_iter().find(|process| has_open(*process, file))
+}
+
+/// Whether a place in `/proc/locks`, like `08:01:131`, is that of a file. On btrfs the device
+/// differs from that of `stat`: both have the major number 0, as no disk has.
+fn is_file(place: &str, (device, inode): (u64, u64)) -> Option<bool> {
+    let mut fields = place.split(':');
+    let mut hex = || u64::from_str_radix(fields.next()?, 16).ok();
+    let found = (hex()?, hex()?);
+    let own = (major(device), minor(device));
+    let is_same = own == found || (own.0, found.0) == (0, 0);
+    Some(is_same && fields.next()?.parse() == Ok(inode))
 }
 
 fn identity(metadata: &fs::Metadata) -> (u64, u64) {
@@ -164,5 +172,16 @@ mod tests {
         assert!(has_open(own, file) && !has_open(std::os::unix::process::parent_id(), file));
         drop(locked);
         fs::remove_file(path).unwrap();
+    }
+
+    /// The first file of each ext4 has the number 12.
+    #[test]
+    fn files_of_the_same_number_on_two_disks_are_not_the_same() {
+        let of = |major, minor| (makedev(major, minor), 12);
+        assert_eq!(is_file("08:11:12", of(8, 17)), Some(true));
+        assert_eq!(is_file("08:01:12", of(8, 17)), Some(false));
+        assert_eq!(is_file("08:11:13", of(8, 17)), Some(false));
+        assert_eq!(is_file("00:2a:12", of(8, 17)), Some(false));
+        assert_eq!(is_file("00:2a:12", of(0, 43)), Some(true));
     }
 }
