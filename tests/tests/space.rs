@@ -594,6 +594,34 @@ fn a_pool_with_a_spare_device_has_no_more_than_is_below_it() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// Only its first file grows: another one's full file system is no reason not to.
+#[test]
+fn a_pool_on_two_file_systems_grows_where_there_is_room() {
+    assert!(nix::unistd::geteuid().is_root(), "not run: mounting needs root");
+    let (large, small) = (Small::ext4(1 << 30).unwrap(), Small::ext4(64 * MIB).unwrap());
+    let settings = Settings {
+        pool: Some(large.path().join("pool")),
+        pool_size: 64 * MIB,
+        pool_lines: "[pool.space]\nlow = \"56M\"\nvery_low = \"1M\"\ngrow_limit = \"512M\"\n"
+            .into(),
+        ..Settings::default()
+    };
+    let mut daemon = Daemon::new("two-systems", &settings).unwrap();
+    daemon.start().unwrap();
+    let path = small.path().join("added");
+    std::fs::File::create(&path).unwrap().set_len(48 * MIB).unwrap();
+    daemon.cli(&["pool", "device", "add", path.to_str().unwrap()]).unwrap();
+    let ballast = small.path().join("ballast");
+    let _full = std::fs::write(ballast, vec![1; usize::try_from(64 * MIB).unwrap()]).unwrap_err();
+    let first = || pool(&daemon)["devices"][0]["size_bytes"].as_u64().unwrap();
+    daemon.add("v", 256 * MIB).unwrap();
+    let mut client = daemon.connect("v").unwrap();
+    for extent in 0..(16 * MIB / EXTENT) {
+        client.write(extent * EXTENT, &content(1, extent)).unwrap();
+    }
+    wait_until("it grows", || first() > 64 * MIB);
+}
+
 /// Commits, grants, the control API, hooks, metrics and health stop: all threads of the daemon
 /// except its workers. Answers of a cluster or another host reach only those threads.
 #[test]

@@ -264,7 +264,7 @@ impl Finder {
             match pool::space(&self.handle).await {
                 Ok(space) if space.now.state != SpaceState::Normal => {
                     let clock = Clock::start();
-                    if !(self.grow(&space).await
+                    if !(self.grow().await
                         || self.grow_cell(&space).await
                         || self.add_spare().await
                         || self.call_hook().await)
@@ -287,7 +287,7 @@ impl Finder {
         let _ = self.handle.set_policy(Policy::FreeBelow(below));
     }
 
-    async fn grow(&self, space: &PoolSpace) -> bool {
+    async fn grow(&self) -> bool {
         let devices = self.handle.devices();
         let Some(present) = devices.first().map(|device| device.size) else { return false };
         if self.space.grow_limit == 0 {
@@ -298,8 +298,7 @@ impl Finder {
             return true;
         }
         // A longer file with holes is of no use where it is the file system below that is full.
-        let full_below = space.backing_free.is_some_and(|below| below <= space.pool.free);
-        if present >= self.space.grow_limit || full_below {
+        if present >= self.space.grow_limit || self.handle.is_first_full_below() {
             return false;
         }
         let least = match self.space.grow_step {

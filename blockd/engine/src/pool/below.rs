@@ -2,6 +2,7 @@
 //! looks there, so that one look serves all who wait, and the last result is kept.
 
 use std::collections::BTreeMap;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 
 use futures_channel::oneshot;
@@ -16,6 +17,8 @@ pub(super) struct Below(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     last: Option<u64>,
+    /// Whether the file system of the first device has no more than its files have holes.
+    is_first_full: bool,
     /// Receivers of the result of the look that is under way; `None` while none is.
     waiting: Option<Vec<oneshot::Sender<Option<u64>>>>,
 }
@@ -56,22 +59,30 @@ impl PoolHandle {
     #[must_use]
     pub fn free_below(&self) -> Option<u64> {
         let mut parts: BTreeMap<u64, Part> = BTreeMap::new();
-        let mut others = 0_u64;
+        let (mut others, mut first) = (0_u64, None);
         for (at, device) in self.shared.joined() {
             let own = u8::try_from(at).map_or(0, |at| self.shared.pool.free_on(at));
-            let system = device.file().metadata().map(|metadata| metadata.dev());
-            match device.free_below().zip(system.ok()) {
+            // One that was allocated in advance, whoever did that, needs nothing from below.
+            let metadata = device.file().metadata().ok();
+            let system = metadata.filter(has_holes).map(|metadata| metadata.dev());
+            match device.free_below().zip(system) {
                 // Files of one file system share its space.
                 Some((below, system)) => {
                     let part = parts.entry(system).or_insert(Part { below, own: 0 });
                     part.below = part.below.min(below);
                     part.own += own;
+                    if at == 0 {
+                        first = Some(system);
+                    }
                 }
                 None => others += own,
             }
         }
+        let first = first.and_then(|system| parts.get(&system));
+        let is_first_full = first.is_some_and(|part| part.below <= part.own);
         let free = sum(others, &parts.into_values().collect::<Vec<_>>(), self.extent_size());
-        self.shared.below.0.lock().last = free;
+        let mut state = self.shared.below.0.lock();
+        (state.last, state.is_first_full) = (free, is_first_full);
         free
     }
 
@@ -79,6 +90,12 @@ impl PoolHandle {
     #[must_use]
     pub fn last_below(&self) -> Option<u64> {
         self.shared.below.0.lock().last
+    }
+
+    /// Whether, by the last look, more holes in the pool's first device would be of no use.
+    #[must_use]
+    pub fn is_first_full_below(&self) -> bool {
+        self.shared.below.0.lock().is_first_full
     }
 
     /// Joins the look below the pool that is under way, or begins one. Returns `None` where one is
@@ -102,6 +119,11 @@ impl PoolHandle {
         begin(BelowLook(self.clone()));
         Some(receive)
     }
+}
+
+/// Whether a first write to a file may need space of its file system.
+fn has_holes(metadata: &Metadata) -> bool {
+    metadata.blocks().saturating_mul(512) < metadata.len()
 }
 
 /// The sum over file systems, and the free extents elsewhere. Where a file system has less than its
