@@ -206,6 +206,8 @@ impl Control {
             return self.open_pool(config).await;
         }
         tracing::info!(pool = config.name, "the pool stays closed until it is opened by a call");
+        // No client waits for it, also where its cell was on another host once.
+        self.0.attachments.of_pool(&config.name).iter().for_each(|one| one.end());
         self.set_closed(config, How::Call { force: false }.name());
         Ok(())
     }

@@ -198,8 +198,14 @@ async fn a_takeover_that_did_not_end_does_not_count_for_a_later_cell() {
 
 #[tokio::test]
 async fn attachments_of_a_pool_that_was_closed_by_force_end_when_its_cell_is_handed_over() {
-    for is_restarted in [false, true] {
+    for (is_restarted, was_moved) in [(false, false), (true, false), (true, true)] {
         let mut hosts = attached().await;
+        if was_moved {
+            assert!(hosts.this.control.hand_over(handing()).await.unwrap());
+            hosts.other.client.take_cell(taking("one", false)).await.unwrap();
+            hosts.other.client.release_cell(releasing("one")).await.unwrap();
+            hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+        }
         let close = v1::ClosePoolRequest { name: "one".to_owned(), force: true };
         hosts.this.client.close_pool(close).await.unwrap();
         let former = &hosts.this.control;
