@@ -4,9 +4,6 @@ use blockd_engine::backing::{Chunk, Ring};
 use blockd_engine::block::Buffer;
 use blockd_nbd::codec::request::EXTENDED_HEADER_BYTES;
 
-/// Bytes of memory that a connection keeps for the rest of a chunk while it has none: some headers.
-const KEPT: usize = 1024;
-
 /// Received bytes in order: the rest of earlier chunks, then the present one. A chunk is held only
 /// while it is being looked at, so that all connections find some to receive into.
 #[derive(Debug, Default)]
@@ -71,20 +68,13 @@ impl Input {
 
     /// Gives the chunk back, and keeps what is left of it.
     pub(super) fn settle(&mut self, ring: &mut Ring) {
-        if let Some(chunk) = self.chunk.take() {
-            let rest = &ring.chunk(&chunk)[self.chunk_at..];
-            if !rest.is_empty() {
-                if self.left_at > 0 {
-                    self.left.drain(..self.left_at);
-                    self.left_at = 0;
-                }
-                self.left.extend_from_slice(rest);
-            }
-            ring.recycle(chunk);
+        let Some(chunk) = self.chunk.take() else { return };
+        if self.left_at > 0 {
+            self.left.drain(..self.left_at);
+            self.left_at = 0;
         }
-        if self.left.is_empty() && self.left.capacity() > KEPT {
-            self.left = Vec::new();
-        }
+        self.left.extend_from_slice(&ring.chunk(&chunk)[self.chunk_at..]);
+        ring.recycle(chunk);
     }
 
     /// Forgets everything.
@@ -94,26 +84,5 @@ impl Input {
         if let Some(chunk) = self.chunk.take() {
             ring.recycle(chunk);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use blockd_engine::backing::RingOptions;
-
-    use super::*;
-
-    #[test]
-    fn a_connection_keeps_no_memory_for_what_it_has_taken() {
-        let mut ring =
-            Ring::new(RingOptions { operations: 64, arena_bytes: 4 << 20, serves: true }).unwrap();
-        let left = vec![1; 64 << 10];
-        let mut input = Input { left, ..Input::default() };
-        input.skip(40 << 10);
-        input.settle(&mut ring);
-        assert_eq!((input.available(), input.left.capacity()), (24 << 10, 64 << 10));
-        input.skip(24 << 10);
-        input.settle(&mut ring);
-        assert_eq!((input.available(), input.left.capacity()), (0, 0));
     }
 }
