@@ -62,7 +62,7 @@ impl PoolHandle {
         let (mut others, mut first) = (0_u64, None);
         for (at, device) in self.shared.joined() {
             let own = u8::try_from(at).map_or(0, |at| self.shared.pool.free_on(at));
-            // One that was allocated in advance, whoever did that, needs nothing from below.
+            // One that is allocated already, by the daemon or not, needs nothing from below.
             let metadata = device.file().metadata().ok();
             let system = metadata.filter(has_holes).map(|metadata| metadata.dev());
             match device.free_below().zip(system) {
