@@ -87,7 +87,7 @@ impl Memory {
         if allowed >= least { allowed.min(wanted) } else { 0 }
     }
 
-    /// The piece that a flow may have whatever it holds, as it gives nothing back without one: an
+    /// The piece for a flow that gives nothing back without one, regardless of what it holds: an
     /// eighth of the free memory at the most, so that any number of such flows leave some of it.
     pub(super) fn awaited(&self, wanted: u64) -> u64 {
         wanted.min(LEAST_PIECE).min(pages(self.free / FLOW_TIMES))
