@@ -165,6 +165,16 @@ fn a_full_listener_closes_the_longest_idle_connection_of_the_peer_that_has_most(
     let mut third = server.enter(ONE);
     assert_eq!(begin(&mut server.connect(ONE)), rep::ERR_POLICY, "no connection is idle yet");
     assert_eq!(server.metric("blockd_listener_full_refused_total"), 1);
+
+    // Another host's idle connection is no room for the host that has most.
+    let clock = Clock::start();
+    while clock.elapsed() < Duration::from_secs(11) {
+        for raw in [&mut first, &mut second, &mut third] {
+            flush(raw, 1);
+        }
+        assert_eq!(begin(&mut server.connect(ONE)), rep::ERR_POLICY);
+        std::thread::sleep(Duration::from_millis(100));
+    }
     let clock = Clock::start();
     let mut newest = loop {
         // The first one has had no request for less time than the second.

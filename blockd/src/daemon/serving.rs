@@ -12,7 +12,7 @@ use blockd_media::error::Error;
 use blockd_serve::FrontendError;
 use blockd_serve::demands::Demands;
 use blockd_serve::nbd::session::{FRONT_BYTES, Next, next_of};
-use blockd_serve::nbd::{Session, Sessions};
+use blockd_serve::nbd::{Peer, Session, Sessions};
 use blockd_serve::worker::{ConnectionInfo, Workers};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv};
@@ -109,8 +109,8 @@ impl Sessions<Exported> for Serving {
         }
     }
 
-    async fn displace_idle(&self, listener: u64, idle: Duration) -> bool {
-        self.0.displace_idle(listener, idle).await
+    async fn displace_idle(&self, listener: u64, peer: Peer, idle: Duration) -> bool {
+        self.0.displace_idle(listener, peer, idle).await
     }
 }
 

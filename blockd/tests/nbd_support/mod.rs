@@ -16,7 +16,7 @@ use blockd_nbd::codec::{errno, state};
 use blockd_nbd::{ExportError, ExportInfo};
 use blockd_serve::nbd::handshake::Tls;
 use blockd_serve::nbd::listener::{Address, Limits, Listener, ListenerOptions, bind};
-use blockd_serve::nbd::{Exports, Opened, Session, Sessions};
+use blockd_serve::nbd::{Exports, Opened, Peer, Session, Sessions};
 use blockd_testkit::folder::Folder;
 use tokio::runtime::Runtime;
 
@@ -89,7 +89,7 @@ impl Sessions<Arc<Memory>> for Threads {
         });
     }
 
-    async fn displace_idle(&self, _: u64, _: Duration) -> bool {
+    async fn displace_idle(&self, _: u64, _: Peer, _: Duration) -> bool {
         false
     }
 }

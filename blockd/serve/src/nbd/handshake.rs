@@ -200,7 +200,7 @@ pub(super) async fn negotiate<E: Exports, S: Sessions<E::Volume>>(
                 // Whatever was opened before is let go first.
                 opened = None;
                 if place.is_none() {
-                    place = places.take(server.sessions.as_ref()).await;
+                    place = places.take(server.sessions.as_ref(), origin.peer).await;
                 }
                 let result = match &place {
                     Some(_) => exports.open(&name).await,

@@ -43,13 +43,13 @@ impl Places {
         Self { free, listener, idle_time, stats }
     }
 
-    /// A place, if there is one or an idle connection gives one up.
-    pub(super) async fn take<V>(&self, sessions: &impl Sessions<V>) -> Option<Place> {
+    /// A place for a connection of `peer`, if there is one or an idle connection gives one up.
+    pub(super) async fn take<V>(&self, sessions: &impl Sessions<V>, peer: Peer) -> Option<Place> {
         if let Ok(place) = Arc::clone(&self.free).try_acquire_owned() {
             return Some(place);
         }
         for _ in 0..TRIES {
-            if !sessions.displace_idle(self.listener, self.idle_time).await {
+            if !sessions.displace_idle(self.listener, peer, self.idle_time).await {
                 break;
             }
             self.stats.idle_displaced.fetch_add(1, Ordering::Relaxed);

@@ -23,14 +23,22 @@ struct OfPeer {
     idlest: Option<(u64, Chosen)>,
 }
 
-/// Closes one connection of a listener that has had no request for this long. Returns `false` if
-/// there is none, or the one that was chosen has become busy too often.
-pub(super) async fn displace(threads: &[Shared], listener: u64, idle: Duration) -> bool {
+/// Closes one connection of a listener that has had no request for this long, to make room for one
+/// of the peer `newcomer`. Returns `false` if there is none, or the one that was chosen has become
+/// busy too often.
+pub(super) async fn displace(
+    threads: &[Shared],
+    listener: u64,
+    newcomer: Peer,
+    idle: Duration,
+) -> bool {
     /// A client may send a request in the moment between the choice and the end.
     const TRIES: u32 = 4;
     let idle = u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX);
     for _ in 0..TRIES {
-        let Some(Chosen { worker, info }) = choose(threads, listener, idle) else { return false };
+        let Some(Chosen { worker, info }) = choose(threads, listener, newcomer, idle) else {
+            return false;
+        };
         if info.idle.chosen.swap(true, Ordering::Relaxed) {
             // Another newcomer has chosen it at the same time.
             continue;
@@ -50,9 +58,10 @@ pub(super) async fn displace(threads: &[Shared], listener: u64, idle: Duration) 
     false
 }
 
-/// Of the peer that has the most connections, the one that has been idle for longest. The peer with
-/// the most is the first to give way, so that no host can drive out others.
-fn choose(threads: &[Shared], listener: u64, idle: u64) -> Option<Chosen> {
+/// Of the peer that has the most connections, the one that has been idle for longest. A peer gives
+/// way to itself and to peers with fewer connections than it, so that none can drive out others:
+/// not even with connections of its own that are all at work.
+fn choose(threads: &[Shared], listener: u64, newcomer: Peer, idle: u64) -> Option<Chosen> {
     let mut peers: HashMap<Peer, OfPeer> = HashMap::new();
     for (worker, thread) in threads.iter().enumerate() {
         let now = thread.clock.ns();
@@ -70,8 +79,11 @@ fn choose(threads: &[Shared], listener: u64, idle: u64) -> Option<Chosen> {
             }
         }
     }
-    let with_idle = peers.into_values().filter(|peer| peer.idlest.is_some());
-    let most = with_idle
-        .max_by_key(|peer| (peer.count, peer.idlest.as_ref().map_or(0, |(since, _)| *since)))?;
-    most.idlest.map(|(_, chosen)| chosen)
+    let has = peers.get(&newcomer).map_or(0, |peer| peer.count);
+    let (_, (_, chosen)) = peers
+        .into_iter()
+        .filter(|(peer, of_peer)| *peer == newcomer || of_peer.count > has)
+        .filter_map(|(_, of_peer)| Some((of_peer.count, of_peer.idlest?)))
+        .max_by_key(|(count, (since, _))| (*count, *since))?;
+    Some(chosen)
 }

@@ -372,8 +372,8 @@ impl nbd::Sessions<Target> for Workers {
         thread.doorbell.ring();
     }
 
-    async fn displace_idle(&self, listener: u64, idle: Duration) -> bool {
-        idle::displace(&self.threads, listener, idle).await
+    async fn displace_idle(&self, listener: u64, peer: nbd::Peer, idle: Duration) -> bool {
+        idle::displace(&self.threads, listener, peer, idle).await
     }
 }
 
