@@ -249,12 +249,17 @@ impl Control {
     /// Serves block devices of attached volumes that are not served: of one pool or all, of one
     /// volume or all. How many are served now that were not.
     pub(super) async fn recover(&self, pool: &str, name: &str) -> Result<usize, Error> {
+        let is_meant = |record: &Record| {
+            (pool.is_empty() || record.pool == pool) && (name.is_empty() || record.volume == name)
+        };
+        self.recover_these(is_meant).await
+    }
+
+    async fn recover_these(&self, is_meant: impl Fn(&Record) -> bool) -> Result<usize, Error> {
         let mut recovering = JoinSet::new();
         for attachment in self.0.attachments.list() {
             let record = attachment.record.clone();
-            let is_meant = (pool.is_empty() || record.pool == pool)
-                && (name.is_empty() || record.volume == name);
-            if is_meant && record.ublk.is_some() {
+            if is_meant(&record) && record.ublk.is_some() {
                 let control = self.clone();
                 recovering.spawn(async move { control.recover_one(record).await });
             }
@@ -343,14 +348,20 @@ impl Control {
         }
     }
 
-    /// Serves devices that could not be served before, if there are any.
+    /// Serves devices that could not be served before, if there are any. One that was removed by a
+    /// command stays removed, also where that had ended with an error before.
     pub async fn recover_again(&self) -> Result<usize, Error> {
         let Some(devices) = self.ublk().map(Arc::clone) else { return Ok(0) };
         let remembered = self.0.attachments.device_count();
         if devices.served() >= remembered || !devices.driver_is_there() {
             return Ok(0);
         }
-        self.recover("", "").await
+        let is_removed = |record: &Record| {
+            let spec = recorded_spec(record);
+            let view = spec.and_then(|spec| devices.view(&spec.pool, spec.volume));
+            view.is_some_and(|view| view.is_removed)
+        };
+        self.recover_these(|record| !is_removed(record)).await
     }
 
     /// After the start: serves remembered devices, then deletes those without a record. A failure

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockd_api::v1;
@@ -16,9 +17,9 @@ use parking_lot::Mutex;
 use super::testing::{Rig, file_pool, folder};
 use super::tests::{MIB, attach, create};
 
-/// The devices of a kernel.
+/// The devices of a kernel, and whether their deletions hang.
 #[derive(Clone, Debug, Default)]
-struct Kernel(Arc<Mutex<BTreeMap<u32, DeviceInfo>>>);
+struct Kernel(Arc<Mutex<BTreeMap<u32, DeviceInfo>>>, Arc<AtomicBool>);
 
 impl Driver for Kernel {
     fn is_there(&self) -> bool {
@@ -86,6 +87,9 @@ impl DeviceControl for Device {
     }
 
     fn delete(&mut self, _: bool) -> Result<(), DriverError> {
+        while self.kernel.1.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.kernel.0.lock().remove(&self.info.number);
         Ok(())
     }
@@ -172,9 +176,12 @@ async fn without_its_disk(rig: &Rig, kernel: &Kernel) -> Rig {
 
 impl Rig {
     fn with_devices(&self, kernel: &Kernel) {
+        self.control.set_ublk(Arc::new(self.devices(kernel)));
+    }
+
+    fn devices(&self, kernel: &Kernel) -> Devices {
         let devices = Devices::new(Arc::new(kernel.clone()), Arc::new(Host), OPTIONS);
-        let devices = devices.with_names_in(&self.folder.path().join("names"));
-        self.control.set_ublk(Arc::new(devices));
+        devices.with_names_in(&self.folder.path().join("names"))
     }
 }
 
@@ -199,4 +206,38 @@ async fn a_device_whose_pool_is_missing_is_detached_by_force() {
     assert!(kernel.numbers().is_empty() && !next.control.is_attached("default", "a"));
     let status = next.client.detach_volume(detach(true)).await.unwrap_err();
     assert!(status.message().contains("is missing"), "{}", status.message());
+}
+
+/// Repeats a step of a device until it is done: its thread may still be ending another command.
+async fn await_done(step: impl AsyncFn() -> bool) {
+    let clock = blockd_media::clock::Clock::start();
+    while !step().await {
+        assert!(clock.elapsed() < Duration::from_secs(20), "it is not done");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_was_removed_after_its_detach_had_ended_comes_back_by_a_call_alone() {
+    let (mut rig, kernel) = (Rig::new().await, Kernel::default());
+    // A device's file, which there is none of here, is waited for.
+    let devices = rig.devices(&kernel).with_limit(Duration::from_secs(3));
+    rig.control.set_ublk(Arc::new(devices));
+    rig.client.create_volume(create("a", MIB)).await.unwrap();
+    let device = v1::AttachVolumeRequest { front_end: v1::FrontEnd::Ublk.into(), ..attach("a") };
+    rig.client.attach_volume(device).await.unwrap();
+    kernel.1.store(true, Ordering::SeqCst);
+    let detach = v1::DetachVolumeRequest { name: "a".to_owned(), ..Default::default() };
+    let status = rig.client.detach_volume(detach).await.unwrap_err();
+    assert!(status.message().contains("hangs in DEL_DEV"), "{}", status.message());
+    kernel.1.store(false, Ordering::SeqCst);
+    let problem = async || rig.control.get_volume("", "a").await.unwrap().device_problem;
+    await_done(async || rig.control.ublk().unwrap().served() == 0).await;
+    // As the daemon does it every 30 s.
+    for _ in 0..3 {
+        assert_eq!(rig.control.recover_again().await.unwrap(), 0, "it was added again");
+    }
+    assert!(kernel.numbers().is_empty() && problem().await.contains("was removed"));
+    await_done(async || rig.control.recover("", "a").await.unwrap() == 1).await;
+    assert_eq!((kernel.numbers(), problem().await), (vec![9000], String::new()));
 }
