@@ -32,10 +32,13 @@ impl Control {
         asked: v1::TakeCellRequest,
     ) -> Result<v1::TakeCellResponse, Error> {
         let (group, name) = (asked.group.clone(), asked.name.clone());
-        if let Some(taken) = self.take_cell_after(asked, None).await? {
+        let taken = self.take_cell_after(asked, None).await?;
+        let (group, name) = (self.group(&group)?, cell_name(&name)?);
+        if let Some(taken) = taken {
+            let cell = name.to_string();
+            self.note_in_group(&group, move |member| member.dead_mut().note_taken(&cell)).await?;
             return Ok(taken);
         }
-        let (group, name) = (self.group(&group)?, cell_name(&name)?);
         let found = self.find_cell(&group, &name).await?;
         Err(found
             .map_or_else(|| Error::not_found("cell", name.as_str()), |cell| unmade(&group, &cell)))
