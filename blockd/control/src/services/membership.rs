@@ -12,7 +12,7 @@ use std::time::Duration;
 use blockd_engine::pool;
 use blockd_inspect::Reader;
 use blockd_media::clock::wall_ms;
-use blockd_media::error::Error;
+use blockd_media::error::{Error, shown};
 use blockd_media::pool::{Access, Offline, PoolError, is_there};
 use serde::{Deserialize, Serialize};
 
@@ -246,9 +246,14 @@ pub fn declare_dead(
     }
     members.fence(&dirty)?;
     members.run_hooks("pre-declare-dead.d", &dirty, report)?;
-    let pools = members.take(&dirty)?;
-    members.remember(&dirty)?;
-    Ok(Left { changed: true, pools, unread: members.unread })
+    let (pools, failure) = members.take(&dirty);
+    if failure.is_none() || !pools.is_empty() {
+        members.remember(&pools)?;
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => Ok(Left { changed: true, pools, unread: members.unread }),
+    }
 }
 
 /// Forgets a node that was declared dead, or with `force` any: no pool names it any more.
@@ -268,7 +273,10 @@ pub fn forget(
     let owned: Vec<PoolConfig> = members.owned.iter().map(|one| one.config.clone()).collect();
     members.fence(&owned)?;
     members.run_hooks("pre-forget.d", &owned, report)?;
-    let pools = members.take(&owned)?;
+    let (pools, failure) = members.take(&owned);
+    if let Some(error) = failure {
+        return Err(error);
+    }
     members.dead.retain(|one| !one.name().is_some_and(|name| name.is(&leave.node)));
     file(config.state_dir).write(members.dead)?;
     Ok(Left { changed: true, pools, unread: members.unread })
@@ -348,9 +356,25 @@ impl<'a> Membership<'a> {
         NodeHooks { folder: node.hooks_dir.join(folder), limit: node.hook_timeout }
     }
 
-    /// Takes pools over, one after the other.
-    fn take(&self, pools: &[PoolConfig]) -> Result<Vec<Taken>, Error> {
-        pools.iter().map(|pool| self.take_one(pool)).collect()
+    /// Takes pools over, one after the other. One that fails does not hold the others up: the error
+    /// is that of the first, and names the others, and the pools that were taken over.
+    fn take(&self, pools: &[PoolConfig]) -> (Vec<Taken>, Option<Error>) {
+        let (mut taken, mut failed) = (Vec::new(), Vec::new());
+        for pool in pools {
+            match self.take_one(pool) {
+                Ok(pool) => taken.push(pool),
+                Err(error) => failed.push(error),
+            }
+        }
+        let mut failed = failed.into_iter();
+        let Some(first) = failed.next() else { return (taken, None) };
+        let mut notes: Vec<_> = failed.map(|error| error.to_string()).collect();
+        let names: Vec<_> = taken.iter().map(|one| format!("pool {}", shown(&one.pool))).collect();
+        if !names.is_empty() {
+            notes.push(format!("taken over: {}; repeat it to go on", names.join(", ")));
+        }
+        let error = notes.iter().fold(first, |error, note| error.with_note(note));
+        (taken, Some(error))
     }
 
     fn take_one(&self, config: &PoolConfig) -> Result<Taken, Error> {
@@ -359,12 +383,12 @@ impl<'a> Membership<'a> {
         recover(config, self.config.runtime_dir, own, from, self.leave.accept_loss)
     }
 
-    fn remember(&mut self, taken: &[PoolConfig]) -> Result<(), Error> {
+    fn remember(&mut self, taken: &[Taken]) -> Result<(), Error> {
         let node = self.leave.node;
         let earlier = self.record().cloned();
         self.dead.retain(|one| !one.name().is_some_and(|name| name.is(&node)));
         let mut pools = earlier.map(|record| record.pools).unwrap_or_default();
-        pools.extend(taken.iter().map(|pool| pool.name.clone()));
+        pools.extend(taken.iter().map(|one| one.pool.clone()));
         pools.sort();
         pools.dedup();
         self.dead.push(DeadNode { node: node.to_string(), dead_unix_ms: wall_ms(), pools });
