@@ -482,3 +482,18 @@ fn a_pool_that_can_not_be_opened_keeps_no_other_from_a_takeover() {
     assert_eq!(taken(), json!(["default", "more"]));
     assert!(!two.is_left());
 }
+
+#[test]
+fn a_spare_device_that_holds_another_pool_keeps_no_pool_from_a_takeover() {
+    let mut two = Two::new();
+    let other = Daemon::start("64M");
+    two.first.kill();
+    let config = fs::read_to_string(two.config()).unwrap();
+    let spare = format!("[[pool]]\nspare_devices = [{:?}]\n", other.dir.join("default.pool"));
+    assert!(config.contains("[[pool]]\n"));
+    fs::write(two.config(), config.replace("[[pool]]\n", &spare)).unwrap();
+    let done = two.done("declare-dead", &[FIRST]);
+    assert_eq!(json!([done["changed"], done["pools"][0]["pool"]]), json!([true, "default"]));
+    assert!(!two.is_left());
+    assert_eq!(other.json(&["pool", "show"])["pool"]["state"], "open");
+}

@@ -13,7 +13,7 @@ use blockd_engine::pool;
 use blockd_inspect::Reader;
 use blockd_media::clock::wall_ms;
 use blockd_media::error::{Error, shown};
-use blockd_media::pool::{Access, Offline, PoolError, is_there};
+use blockd_media::pool::{Access, Offline, PoolError, PoolSpec, is_there};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DeviceConfig, DeviceKind, NodeConfig, PoolConfig};
@@ -135,21 +135,32 @@ pub(super) fn last_owner(config: &PoolConfig) -> Result<Option<LastOwner>, Error
 }
 
 fn open(config: &PoolConfig, access: Access) -> Result<Offline, Error> {
-    // A spare that has joined is one of its devices.
+    // A spare that has joined is one of its devices. As when the pool is opened, one of another
+    // pool is left out, and so is one that can't be read: the pool reports it if it needs it.
     let mut paths: Vec<PathBuf> = config.devices.iter().map(|one| one.path.clone()).collect();
-    for spare in &config.spares {
-        if holds_pool(config, spare)? {
-            paths.push(spare.path.clone());
-        }
+    let pool_on = |device: &DeviceConfig| {
+        blockd_media::pool::identity(&of_device(config, device)).ok().flatten()
+    };
+    if !config.spares.is_empty() {
+        let own = config.devices.iter().find_map(pool_on);
+        let is_own = |spare: &&DeviceConfig| {
+            pool_on(spare).is_some_and(|found| own.is_none_or(|own| own == found))
+        };
+        paths.extend(config.spares.iter().filter(is_own).map(|spare| spare.path.clone()));
     }
     Offline::open(&paths, access, config.claim_wait).map_err(|error| refused(&config.name, error))
 }
 
 /// Whether a pool is on this one of its devices, perhaps another one.
 fn holds_pool(config: &PoolConfig, device: &DeviceConfig) -> Result<bool, Error> {
-    let alone = PoolConfig { devices: vec![device.clone()], ..config.clone() };
-    let holds = blockd_media::pool::exists(&spec(&alone, Path::new("")));
+    let holds = blockd_media::pool::exists(&of_device(config, device));
     holds.map_err(|error| refused(&config.name, error))
+}
+
+/// The pool as if it had this device alone.
+fn of_device(config: &PoolConfig, device: &DeviceConfig) -> PoolSpec {
+    let alone = PoolConfig { devices: vec![device.clone()], ..config.clone() };
+    spec(&alone, Path::new(""))
 }
 
 fn refused(pool: &str, error: PoolError) -> Error {
