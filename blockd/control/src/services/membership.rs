@@ -20,6 +20,7 @@ use crate::config::{DeviceConfig, DeviceKind, NodeConfig, PoolConfig};
 use crate::hook::{self, Ran};
 use crate::node::NodeId;
 
+use super::deleting::lies_elsewhere;
 use super::opening::{Remembered, config_of};
 use super::pool_error;
 use super::pools::spec;
@@ -222,6 +223,8 @@ pub struct HostConfig<'a> {
     pub state_dir: &'a Path,
     /// Pools that are opened at start.
     pub pools: &'a [PoolConfig],
+    /// The only one of these is the one by default, of a configuration that names none.
+    pub has_implied_pool: bool,
     /// The template of pools that are created at run time.
     pub template: &'a PoolConfig,
     /// This host.
@@ -439,7 +442,11 @@ struct NodeHooks {
 fn pools(config: HostConfig<'_>) -> Result<Vec<PoolConfig>, Error> {
     let mut pools = config.pools.to_vec();
     let made: Vec<Remembered> = StateFile::new(config.state_dir, "pools.json").read()?;
-    for one in made.into_iter().map(|one| config_of(one, config.template)) {
+    let made: Vec<_> = made.into_iter().map(|one| config_of(one, config.template)).collect();
+    if config.has_implied_pool {
+        pools.retain(|pool| !made.iter().any(|one| lies_elsewhere(one, pool)));
+    }
+    for one in made {
         if pools.iter().all(|other| other.name != one.name) {
             pools.push(one);
         }
