@@ -14,6 +14,7 @@ use blockd_serve::ublk::control::{
 use blockd_serve::ublk::{QueueHost, QueueSpec};
 use parking_lot::Mutex;
 
+use super::attachments::{Record, UblkRecord};
 use super::testing::{Rig, file_pool, folder};
 use super::tests::{MIB, attach, create};
 
@@ -240,4 +241,38 @@ async fn a_device_that_was_removed_after_its_detach_had_ended_comes_back_by_a_ca
     assert!(kernel.numbers().is_empty() && problem().await.contains("was removed"));
     await_done(async || rig.control.recover("", "a").await.unwrap() == 1).await;
     assert_eq!((kernel.numbers(), problem().await), (vec![9000], String::new()));
+}
+
+#[tokio::test]
+async fn the_daemon_starts_where_a_device_of_another_mark_can_not_be_remembered() {
+    let (mut rig, kernel) = (Rig::new().await, Kernel::default());
+    rig.with_devices(&kernel);
+    let volume = rig.client.create_volume(create("a", MIB)).await.unwrap().into_inner();
+    // It was ready, and is gone since the host was booted.
+    let ublk = UblkRecord { device: Some(9000), mark: Some(5), ..Default::default() };
+    let record = Record {
+        pool: "default".to_owned(),
+        volume: "a".to_owned(),
+        id: volume.volume.unwrap().id,
+        ublk: Some(ublk),
+        ..Default::default()
+    };
+    let attachments = &rig.control.0.attachments;
+    attachments.add(record).await.unwrap();
+    attachments.fail([true]);
+    let mut events = rig.control.events().reader(false, String::new());
+    rig.control.recover_devices().await.expect("the daemon does not start");
+    assert_eq!((kernel.numbers(), rig.control.ublk().unwrap().served()), (vec![9000], 1));
+    let mark = || attachments.get("default", "a").unwrap().record.ublk.unwrap().mark;
+    assert_eq!(mark(), Some(5));
+    rig.control.events().close();
+    let mut texts = Vec::new();
+    while let Some(event) = events.next().await {
+        texts.push(event.text.clone());
+    }
+    let is_said = |text: &String| text.contains("can't be remembered");
+    assert!(texts.iter().any(is_said), "{texts:?}");
+    // The next call remembers it.
+    rig.control.recover("", "a").await.unwrap();
+    assert_eq!(mark(), None);
 }
