@@ -71,6 +71,7 @@ impl Program for Blockd {
             runtime_dir: &config.runtime_dir,
             state_dir: &config.state_dir,
             pools: &config.pools,
+            has_implied_pool: config.has_implied_pool,
             template: &config.template,
             node: &config.node,
         };

@@ -91,3 +91,30 @@ fn a_device_that_leaves_stays_and_leaves_again_is_in_events_and_metrics() {
     assert_eq!(events[1].1, format!("device {path} stays in pool default"));
     assert_eq!(events[3].1, left);
 }
+
+#[test]
+fn the_rate_of_a_device_that_leaves_is_kept_over_a_restart() {
+    let (mut daemon, path) = with_spare();
+    daemon.ok(&["add", "a", "--size", "32M"]);
+    let mut client = connect(&daemon, "a");
+    for at in 0..32 {
+        client.write((at * MIB) as u64, &pattern(MIB, at as u64), false).unwrap();
+    }
+    client.disconnect().unwrap();
+    daemon.ok(&["pool", "device", "add", &path]);
+    daemon.ok(&["pool", "rebalance", "--rate", "1G"]);
+    let rate = |daemon: &Daemon| {
+        daemon.json(&["pool", "show"])["pool"]["evacuation"]["rate_bytes"].clone()
+    };
+    daemon.ok(&["pool", "device", "remove", &path, "--rate", "64K", "--no-wait"]);
+    assert_eq!(rate(&daemon), 64 << 10);
+    for is_killed in [false, true] {
+        match is_killed {
+            false => assert!(daemon.terminate().success()),
+            true => daemon.kill(),
+        }
+        daemon.start_again();
+        assert_eq!(rate(&daemon), 64 << 10, "{is_killed}");
+    }
+    daemon.ok(&["pool", "device", "remove", &path, "--rate", "1G"]);
+}

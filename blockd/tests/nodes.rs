@@ -446,3 +446,54 @@ fn a_pool_that_another_host_has_left_is_named_beside_those_that_are_served() {
     assert_eq!(second.json(&["pool", "show", "left"])["pool"]["state"], "open");
     assert_eq!(second.json(&["show", "--pool", "left", "data"])["volume"]["size_bytes"], 3 << 20);
 }
+
+#[test]
+fn a_pool_that_can_not_be_opened_keeps_no_other_from_a_takeover() {
+    let mut two = Two::new();
+    let more = two.first.dir.join("more.pool");
+    let path = more.to_str().unwrap();
+    two.first.ok(&["pool", "create", "more", "--path", path, "--size", "64M"]);
+    two.first.ok(&["import", "--pool", "more", "image", "data"]);
+    let id = two.first.json(&["pool", "show"])["pool"]["id"].clone();
+    two.first.kill();
+    let table = format!("[[pool]]\nname = \"more\"\npath = {path:?}\nsize = \"64M\"\n");
+    let config = fs::read_to_string(two.config()).unwrap();
+    fs::write(two.config(), config + &table).unwrap();
+    // The first of the two has lost its delta ring.
+    fs::remove_file(two.first.ring_dir().join(format!("ring-{}", id.as_str().unwrap()))).unwrap();
+    let (code, error) = two.refused("declare-dead", &[FIRST]);
+    assert!(code == 7 && error.contains("pool default") && error.contains("loses"), "{error}");
+    assert!(error.contains("taken over: pool more"), "{error}");
+    assert!(two.is_left());
+    assert_eq!(two.first.json(&["pool", "check", path])["clean"], true);
+    let taken = || {
+        let nodes = fs::read(two.place.join("state/nodes.json")).unwrap();
+        serde_json::from_slice::<Value>(&nodes).unwrap()["entries"][0]["pools"].clone()
+    };
+    assert_eq!(taken(), json!(["more"]));
+    // It is not forgotten with a pool that names it.
+    let (_, error) = two.refused("forget", &[FIRST]);
+    assert!(error.contains("may be alive"), "{error}");
+    let (code, error) = two.refused("forget", &[FIRST, "--force"]);
+    assert!(code == 7 && error.contains("pool default"), "{code} {error}");
+    assert_eq!(taken(), json!(["more"]));
+    let done = two.done("declare-dead", &[FIRST, "--accept-loss"]);
+    assert_eq!(json!([done["changed"], done["pools"][0]["pool"]]), json!([true, "default"]));
+    assert_eq!(taken(), json!(["default", "more"]));
+    assert!(!two.is_left());
+}
+
+#[test]
+fn a_spare_device_that_holds_another_pool_keeps_no_pool_from_a_takeover() {
+    let mut two = Two::new();
+    let other = Daemon::start("64M");
+    two.first.kill();
+    let config = fs::read_to_string(two.config()).unwrap();
+    let spare = format!("[[pool]]\nspare_devices = [{:?}]\n", other.dir.join("default.pool"));
+    assert!(config.contains("[[pool]]\n"));
+    fs::write(two.config(), config.replace("[[pool]]\n", &spare)).unwrap();
+    let done = two.done("declare-dead", &[FIRST]);
+    assert_eq!(json!([done["changed"], done["pools"][0]["pool"]]), json!([true, "default"]));
+    assert!(!two.is_left());
+    assert_eq!(other.json(&["pool", "show"])["pool"]["state"], "open");
+}

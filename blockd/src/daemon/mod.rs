@@ -192,7 +192,6 @@ impl Daemon {
             hook_timeout: config.node.hook_timeout,
         };
         let control = Control::new(options, Arc::clone(&serving) as Arc<dyn DataPath>)?;
-        control.set_configured(names_of(config));
         if config.ublk.enabled {
             control.set_ublk(devices(config, &workers, own_namespace)?);
         }
@@ -235,17 +234,16 @@ impl Daemon {
     /// of pools, and sockets of requests for more space. Pools that are not open are tried again,
     /// but for those that were closed on request. An invalid file changes nothing.
     async fn read_again(&self, source: Option<&Source>) {
-        let mut config = match source.map(Source::read) {
+        let read = match source.map(Source::read) {
             None => return tracing::info!("SIGHUP is ignored: there is no configuration to read"),
-            Some(Err(error)) => {
+            Some(read) => read,
+        };
+        let config = match read.and_then(|config| without_replaced(config, &self.control)) {
+            Err(error) => {
                 return tracing::error!(%error, "SIGHUP: all stays as it was configured");
             }
-            Some(Ok(config)) => config,
+            Ok(config) => config,
         };
-        // The one by default makes room for a pool whose table was just removed.
-        if config.has_implied_pool {
-            config.pools.retain(|pool| !self.control.has_pool_elsewhere(pool));
-        }
         match self.control.apply_space(&config.pools) {
             Err(error) => return tracing::error!(%error, "SIGHUP: all stays as it was configured"),
             Ok(changed) => {
@@ -317,6 +315,19 @@ fn devices(config: &Config, workers: &Workers, own_namespace: bool) -> Result<Ar
     Ok(Arc::new(Devices::new(Arc::new(LibublkDriver), Arc::new(workers.clone()), options)))
 }
 
+/// The configuration without the pool by default where one of its name lies elsewhere: the table of
+/// that was just removed, or it was imported since.
+fn without_replaced(mut config: Config, control: &Control) -> Result<Config, Error> {
+    if config.has_implied_pool {
+        for pool in std::mem::take(&mut config.pools) {
+            if !control.has_pool_elsewhere(&pool)? {
+                config.pools.push(pool);
+            }
+        }
+    }
+    Ok(config)
+}
+
 /// Names of the pools of extents that the configuration has.
 fn names_of(config: &Config) -> impl Iterator<Item = String> {
     config.pools.iter().map(|pool| pool.name.clone())
@@ -338,7 +349,9 @@ fn all_pools(config: &Config, control: &Control) -> Result<Vec<PoolConfig>, Erro
 /// Opens all pools at the same time. One that fails is no reason not to serve the others; when
 /// none is left, the first failure is the daemon's.
 async fn open_pools(config: &Config, control: &Control) -> Result<(), Error> {
-    let opening: Vec<_> = all_pools(config, control)?
+    let config = without_replaced(config.clone(), control)?;
+    control.set_configured(names_of(&config));
+    let opening: Vec<_> = all_pools(&config, control)?
         .into_iter()
         .map(|pool| {
             let control = control.clone();

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
@@ -164,9 +164,9 @@ fn a_pool_of_the_configuration_is_deleted_only_without_its_table() {
     assert_eq!(case.daemon.ok(&["pool", "delete", "m"]), "m: deleted\n");
 }
 
-/// A configuration without a pool has one by default, of the same name, in a place of its own.
-#[test]
-fn the_only_pool_of_the_configuration_is_exported_without_its_table() {
+/// A daemon that has exported the pool `default`, which lies elsewhere than the one by default of a
+/// configuration without a pool, and which that had a table of before. And the path of the pool.
+fn without_table() -> (Daemon, PathBuf) {
     let mut daemon = Daemon::start("64M");
     let config = fs::read_to_string(daemon.config()).unwrap();
     assert!(daemon.terminate().success());
@@ -185,7 +185,29 @@ fn the_only_pool_of_the_configuration_is_exported_without_its_table() {
         assert!(clock.elapsed() < super::LIMIT, "{}", daemon.log());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
+    (daemon, path)
+}
+
+#[test]
+fn the_only_pool_of_the_configuration_is_exported_without_its_table() {
+    let (daemon, path) = without_table();
     daemon.ok(&["pool", "import", "again", path.to_str().unwrap()]);
+    assert!(!daemon.dir.join("default.pool").exists());
+}
+
+#[test]
+fn a_pool_with_the_name_of_the_one_by_default_is_opened_where_it_was_imported() {
+    let (mut daemon, path) = without_table();
+    let path = path.to_str().unwrap();
+    daemon.ok(&["pool", "import", "default", path]);
+    for _ in 0..2 {
+        assert!(daemon.terminate().success());
+        daemon.start_again();
+        assert_eq!(daemon.json(&["pool", "show", "default"])["pool"]["state"], "open");
+        // It is forgotten like any other, with no table to be removed before.
+        assert_eq!(daemon.json(&["pool", "export", "default"])["paths"], json!([path]));
+        daemon.ok(&["pool", "import", "default", path]);
+    }
     assert!(!daemon.dir.join("default.pool").exists());
 }
 

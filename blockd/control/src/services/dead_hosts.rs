@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use blockd_api::v1;
-use blockd_hosts::{CellName, Holder, HostNumber, HostsError, Key, Owner};
+use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner};
 use blockd_media::clock::wall_ms;
 use blockd_media::error::{Error, shown};
 use tokio::sync::mpsc::UnboundedSender;
@@ -349,24 +349,53 @@ impl HostCall<'_> {
             self.free_new_cell(&name, key).await?;
             return Ok(done(v1::HostCellOutcome::Released, 0));
         }
-        let taking = v1::TakeCellRequest {
-            group: group.name.clone(),
-            name: cell.to_owned(),
-            fence: true,
-            only_from: u32::from(self.host.0),
-            ..Default::default()
-        };
-        let Some(taken) = control.take_cell_after(taking, key).await? else {
+        let Some((log_changes, is_opened)) = self.open_cell(&found, key).await? else {
             return Ok(done(v1::HostCellOutcome::Released, 0));
         };
         // One that was taken here since an earlier call may be used without an attachment.
-        if !taken.changed || !control.0.attachments.of_pool(cell).is_empty() {
-            return Ok(done(v1::HostCellOutcome::Kept, taken.log_changes));
+        if !is_opened || !control.0.attachments.of_pool(cell).is_empty() {
+            return Ok(done(v1::HostCellOutcome::Kept, log_changes));
         }
         let (group, name) = (group.name.clone(), cell.to_owned());
         let release = v1::ReleaseCellRequest { group, name, force: false };
         control.release_cell(release).await?;
-        Ok(done(v1::HostCellOutcome::Released, taken.log_changes))
+        Ok(done(v1::HostCellOutcome::Released, log_changes))
+    }
+
+    /// Opens a cell, and notes that before, so that the next call closes it if this one is
+    /// interrupted. Gives the changes that were replayed, and whether this takeover has opened it;
+    /// `None` where it has no pool.
+    async fn open_cell(
+        &self,
+        found: &Cell,
+        key: Option<Key>,
+    ) -> Result<Option<(u64, bool)>, Error> {
+        let (control, cell) = (self.control, found.name.to_string());
+        let was_opened = self.record().is_some_and(|dead| dead.is_opening(&cell));
+        let note = async |is_opening| {
+            let cell = cell.clone();
+            self.note(move |dead| dead.set_opening(&cell, is_opening)).await
+        };
+        if found.holder != Holder::This || !control.is_open(found) {
+            note(true).await?;
+        }
+        let taking = v1::TakeCellRequest {
+            group: self.group.name.clone(),
+            name: cell.clone(),
+            fence: true,
+            only_from: u32::from(self.host.0),
+            ..Default::default()
+        };
+        match control.take_cell_after(taking, key).await {
+            Ok(taken) => Ok(taken.map(|taken| (taken.log_changes, taken.changed || was_opened))),
+            Err(error) => {
+                // A call that takes it before the next takeover opens it for itself.
+                if !control.is_open(found) {
+                    note(false).await?;
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Frees a cell whose making was not finished. Without a pool there is nothing to recover, and

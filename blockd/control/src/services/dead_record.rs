@@ -23,6 +23,9 @@ pub(super) struct DeadHost {
     /// Cells that it had, and whose takeover has not ended.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) pending: BTreeSet<String>,
+    /// Pending cells that a takeover opens, and has not closed: one that goes on does that.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    opening: BTreeSet<String>,
 }
 
 fn text(key: Option<Key>) -> String {
@@ -32,7 +35,8 @@ fn text(key: Option<Key>) -> String {
 impl DeadHost {
     /// A host that was fenced by this key, with the cells that it had.
     pub(super) fn new(key: Option<Key>, dead_unix_ms: i64, pending: BTreeSet<String>) -> Self {
-        Self { key: text(key), dead_unix_ms, cells: BTreeSet::new(), pending }
+        let (cells, opening) = (BTreeSet::new(), BTreeSet::new());
+        Self { key: text(key), dead_unix_ms, cells, pending, opening }
     }
 
     /// The key by which it was fenced.
@@ -43,9 +47,23 @@ impl DeadHost {
     /// The takeover of a cell has ended. `is_taken`: by this host, and not by another one.
     pub(super) fn finish(&mut self, cell: &str, is_taken: bool) {
         self.pending.remove(cell);
+        self.opening.remove(cell);
         if is_taken {
             self.cells.insert(cell.to_owned());
         }
+    }
+
+    /// A takeover is about to open a cell, or has not opened it.
+    pub(super) fn set_opening(&mut self, cell: &str, is_opening: bool) {
+        match is_opening {
+            true => self.opening.insert(cell.to_owned()),
+            false => self.opening.remove(cell),
+        };
+    }
+
+    /// Whether a takeover has opened a cell, if that is open.
+    pub(super) fn is_opening(&self, cell: &str) -> bool {
+        self.opening.contains(cell)
     }
 
     /// Whether a host with this key is another incarnation. One without a key has not come back.
@@ -65,6 +83,11 @@ impl DeadHosts {
 
     pub(super) fn get_mut(&mut self, host: HostNumber) -> Option<&mut DeadHost> {
         self.0.get_mut(&host.0)
+    }
+
+    /// A cell was taken by a call of its own: no takeover that goes on closes it.
+    pub(super) fn note_taken(&mut self, cell: &str) {
+        self.0.values_mut().for_each(|dead| dead.set_opening(cell, false));
     }
 
     pub(super) fn insert(&mut self, host: HostNumber, dead: DeadHost) {

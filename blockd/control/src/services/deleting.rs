@@ -166,12 +166,15 @@ impl Control {
         *self.0.configured.write() = names.into_iter().collect();
     }
 
-    /// Whether there is a pool of this name, on other devices.
-    #[must_use]
-    pub fn has_pool_elsewhere(&self, config: &PoolConfig) -> bool {
-        let path = |config: &PoolConfig| config.devices.first().map(|device| device.path.clone());
-        let pools = self.0.pools.read();
-        pools.get(&config.name).is_some_and(|known| path(&known.config) != path(config))
+    /// Whether there is a pool of this name, or one is remembered, on other devices.
+    ///
+    /// # Errors
+    /// If the list of remembered pools can't be read.
+    pub fn has_pool_elsewhere(&self, config: &PoolConfig) -> Result<bool, Error> {
+        let known = self.0.pools.read().get(&config.name).map(|known| known.config.clone());
+        let mut all = self.remembered_pools()?;
+        all.extend(known);
+        Ok(all.iter().any(|one| lies_elsewhere(one, config)))
     }
 
     /// Refuses to forget a pool that the configuration names: the next start would open it, or make
@@ -185,6 +188,12 @@ impl Control {
                        (systemctl reload blockd, or SIGHUP)";
         Err(Error::in_use(format!("pool {}", shown(name)), problem))
     }
+}
+
+/// Whether two pools have one name, and lie in different places.
+pub(super) fn lies_elsewhere(one: &PoolConfig, other: &PoolConfig) -> bool {
+    let path = |config: &PoolConfig| config.devices.first().map(|device| device.path.clone());
+    one.name == other.name && path(one) != path(other)
 }
 
 impl Doomed {

@@ -249,12 +249,17 @@ impl Control {
     /// Serves block devices of attached volumes that are not served: of one pool or all, of one
     /// volume or all. How many are served now that were not.
     pub(super) async fn recover(&self, pool: &str, name: &str) -> Result<usize, Error> {
+        let is_meant = |record: &Record| {
+            (pool.is_empty() || record.pool == pool) && (name.is_empty() || record.volume == name)
+        };
+        self.recover_these(is_meant).await
+    }
+
+    async fn recover_these(&self, is_meant: impl Fn(&Record) -> bool) -> Result<usize, Error> {
         let mut recovering = JoinSet::new();
         for attachment in self.0.attachments.list() {
             let record = attachment.record.clone();
-            let is_meant = (pool.is_empty() || record.pool == pool)
-                && (name.is_empty() || record.volume == name);
-            if is_meant && record.ublk.is_some() {
+            if is_meant(&record) && record.ublk.is_some() {
                 let control = self.clone();
                 recovering.spawn(async move { control.recover_one(record).await });
             }
@@ -288,17 +293,17 @@ impl Control {
         let spec = spec(&pool, &volume, &record);
         let work = blocking(move || Ok(devices.recover(&spec, ublk.device))).await?;
         let (view, how) = match work {
-            Ok((_, Recovered::Served)) => return Ok(false),
             Ok(done) => done,
             Err(error) => {
                 failed(error.to_string());
                 return Ok(false);
             }
         };
-        if (view.number, view.ready_mark) != (ublk.device, ublk.mark) {
-            let (device, mark) = (view.number, view.ready_mark);
-            let ublk = Some(UblkRecord { device, mark, ..ublk });
-            self.0.attachments.add(Record { ublk, ..record.clone() }).await?;
+        if let Err(problem) = self.remember_device(&record, &view).await {
+            failed(problem);
+        }
+        if how == Recovered::Served {
+            return Ok(false);
         }
         let path = view.path.unwrap_or_default();
         let how = match how {
@@ -319,38 +324,54 @@ impl Control {
         let (Some(spec), Some(devices)) = (spec, self.ublk().map(Arc::clone)) else {
             return Ok(false);
         };
+        let failed = |problem: String| {
+            let name = shown(&record.volume);
+            let text = format!("the device of volume {name} on standby fails: {problem}");
+            let (pool, volume) = (&record.pool, &record.volume);
+            self.events().publish(EventKind::DeviceFailed, pool, volume, text);
+        };
         let number = record.ublk.and_then(|ublk| ublk.device);
         match blocking(move || Ok(devices.recover(&spec, number))).await? {
-            Ok((_, Recovered::Served)) => Ok(false),
-            Ok((view, _)) => {
-                let ublk = record.ublk.map(|ublk| UblkRecord {
-                    device: view.number,
-                    mark: view.ready_mark,
-                    ..ublk
-                });
-                if ublk != record.ublk {
-                    self.0.attachments.add(Record { ublk, ..record }).await?;
+            Ok((view, how)) => {
+                if let Err(problem) = self.remember_device(&record, &view).await {
+                    failed(problem);
                 }
-                Ok(true)
+                Ok(how != Recovered::Served)
             }
             Err(error) => {
-                let name = shown(&record.volume);
-                let text = format!("the device of volume {name} on standby fails: {error}");
-                let (pool, volume) = (&record.pool, &record.volume);
-                self.events().publish(EventKind::DeviceFailed, pool, volume, text);
+                failed(error.to_string());
                 Ok(false)
             }
         }
     }
 
-    /// Serves devices that could not be served before, if there are any.
+    /// Remembers the number and the mark of a device that is served, or returns the problem. Where
+    /// it can't be remembered, the next daemon finds it as long as its number is the same.
+    async fn remember_device(&self, record: &Record, view: &DeviceView) -> Result<(), String> {
+        let (device, mark) = (view.number, view.ready_mark);
+        let ublk = record.ublk.map(|ublk| UblkRecord { device, mark, ..ublk });
+        if ublk == record.ublk {
+            return Ok(());
+        }
+        let added = self.0.attachments.add(Record { ublk, ..record.clone() }).await;
+        added
+            .map_err(|error| format!("it is served, and can't be remembered as it is now: {error}"))
+    }
+
+    /// Serves devices that could not be served before, if there are any. One that was removed by a
+    /// command stays removed, also where that had ended with an error before.
     pub async fn recover_again(&self) -> Result<usize, Error> {
         let Some(devices) = self.ublk().map(Arc::clone) else { return Ok(0) };
         let remembered = self.0.attachments.device_count();
         if devices.served() >= remembered || !devices.driver_is_there() {
             return Ok(0);
         }
-        self.recover("", "").await
+        let is_removed = |record: &Record| {
+            let spec = recorded_spec(record);
+            let view = spec.and_then(|spec| devices.view(&spec.pool, spec.volume));
+            view.is_some_and(|view| view.is_removed)
+        };
+        self.recover_these(|record| !is_removed(record)).await
     }
 
     /// After the start: serves remembered devices, then deletes those without a record. A failure

@@ -8,6 +8,7 @@ use blockd_api::v1::{self, DeviceRemoval, PoolDeviceState};
 use blockd_engine::pool::{Control as Command, EvacuationStatus, Membership, Outcome, PoolHandle};
 use blockd_media::Device;
 use blockd_media::error::{Error, shown};
+use blockd_media::pool::PoolError;
 use blockd_media::units::{human, to_wire};
 
 use super::errors::pool_error;
@@ -116,7 +117,7 @@ impl Control {
             DeviceRemoval::Unspecified => false,
             _ => self.change_device(&handle, &path, (action, keep)).await?,
         };
-        let status = handle.evacuation((rate > 0).then_some(rate)).await.map_err(failed)?;
+        let status = self.set_rate(&handle, rate).await.map_err(failed)?;
         let found = match path.is_empty() {
             true => None,
             false => Some(membership(&handle, &path).await?),
@@ -150,6 +151,39 @@ impl Control {
             state: state.into(),
             device: shown_device,
         })
+    }
+
+    /// Sets the bytes a second that may be moved between the devices of a pool; 0: as before. For
+    /// the device that leaves or shrinks, the rate is remembered until that is done.
+    pub(super) async fn set_rate(
+        &self,
+        handle: &PoolHandle,
+        rate: u64,
+    ) -> Result<EvacuationStatus, PoolError> {
+        let status = handle.evacuation((rate > 0).then_some(rate)).await?;
+        if status.device.is_some() {
+            let (served, pool) = (Arc::clone(&self.0.served), handle.clone());
+            if let Err(error) = blocking(move || served.set_rate(&pool, status.rate)).await {
+                let pool = handle.name();
+                tracing::warn!(pool, %error, "cannot remember the rate of moves");
+            }
+        }
+        Ok(status)
+    }
+
+    /// Goes on at the rate of before, if a device leaves or shrinks.
+    pub(super) async fn renew_rate(&self, handle: &PoolHandle) {
+        let Ok(EvacuationStatus { device: Some(_), .. }) = handle.evacuation(None).await else {
+            return;
+        };
+        let (served, pool) = (Arc::clone(&self.0.served), handle.clone());
+        match blocking(move || served.rate_of(&pool)).await {
+            // A pool that has failed meanwhile moves nothing.
+            Ok(rate) => drop(handle.evacuation(rate).await),
+            Err(error) => {
+                tracing::warn!(pool = handle.name(), %error, "cannot read the rate of moves");
+            }
+        }
     }
 
     /// Carries an action out, if there is anything to do. Returns whether that changed anything.

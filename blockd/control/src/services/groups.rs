@@ -49,7 +49,11 @@ pub(super) struct Membership {
     /// Cells whose former host was fenced, with the key by which it was, and whose pools were not
     /// opened since. A boot in between changes nothing about that.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    taking: BTreeMap<String, String>,
+    pub(super) taking: BTreeMap<String, String>,
+    /// Cells among these whose lease no host had when it was taken: another host may have had the
+    /// cell since.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub(super) taken_free: BTreeSet<String>,
     boot: String,
     host: u16,
     /// This host's key; empty before there is one.
@@ -422,6 +426,7 @@ impl Membership {
             former_keys: Vec::new(),
             dead: DeadHosts::default(),
             taking: BTreeMap::new(),
+            taken_free: BTreeSet::new(),
             boot: String::new(),
             host: 0,
             key: String::new(),
@@ -485,20 +490,6 @@ impl Membership {
 
     pub(super) fn has_removed(&self, key: Key) -> bool {
         self.removed_keys.contains(&text(key))
-    }
-
-    /// Notes that a cell is being taken from a host that was fenced by this key; `None`: not any
-    /// more.
-    pub(super) fn set_taking(&mut self, cell: &CellName, key: Option<Key>) {
-        match key {
-            Some(key) => self.taking.insert(cell.to_string(), text(key)),
-            None => self.taking.remove(cell.as_str()),
-        };
-    }
-
-    /// The key by which the host was fenced from which a cell is being taken.
-    pub(super) fn taking(&self, cell: &CellName) -> Option<Key> {
-        self.taking.get(cell.as_str()).and_then(|key| Key::parse(key))
     }
 
     /// This host's key as it is shown.

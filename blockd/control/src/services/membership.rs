@@ -12,14 +12,15 @@ use std::time::Duration;
 use blockd_engine::pool;
 use blockd_inspect::Reader;
 use blockd_media::clock::wall_ms;
-use blockd_media::error::Error;
-use blockd_media::pool::{Access, Offline, PoolError, is_there};
+use blockd_media::error::{Error, shown};
+use blockd_media::pool::{Access, Offline, PoolError, PoolSpec, is_there};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DeviceConfig, DeviceKind, NodeConfig, PoolConfig};
 use crate::hook::{self, Ran};
 use crate::node::NodeId;
 
+use super::deleting::lies_elsewhere;
 use super::opening::{Remembered, config_of};
 use super::pool_error;
 use super::pools::spec;
@@ -135,21 +136,32 @@ pub(super) fn last_owner(config: &PoolConfig) -> Result<Option<LastOwner>, Error
 }
 
 fn open(config: &PoolConfig, access: Access) -> Result<Offline, Error> {
-    // A spare that has joined is one of its devices.
+    // A spare that has joined is one of its devices. As when the pool is opened, one of another
+    // pool is left out, and so is one that can't be read: the pool reports it if it needs it.
     let mut paths: Vec<PathBuf> = config.devices.iter().map(|one| one.path.clone()).collect();
-    for spare in &config.spares {
-        if holds_pool(config, spare)? {
-            paths.push(spare.path.clone());
-        }
+    let pool_on = |device: &DeviceConfig| {
+        blockd_media::pool::identity(&of_device(config, device)).ok().flatten()
+    };
+    if !config.spares.is_empty() {
+        let own = config.devices.iter().find_map(pool_on);
+        let is_own = |spare: &&DeviceConfig| {
+            pool_on(spare).is_some_and(|found| own.is_none_or(|own| own == found))
+        };
+        paths.extend(config.spares.iter().filter(is_own).map(|spare| spare.path.clone()));
     }
     Offline::open(&paths, access, config.claim_wait).map_err(|error| refused(&config.name, error))
 }
 
 /// Whether a pool is on this one of its devices, perhaps another one.
 fn holds_pool(config: &PoolConfig, device: &DeviceConfig) -> Result<bool, Error> {
-    let alone = PoolConfig { devices: vec![device.clone()], ..config.clone() };
-    let holds = blockd_media::pool::exists(&spec(&alone, Path::new("")));
+    let holds = blockd_media::pool::exists(&of_device(config, device));
     holds.map_err(|error| refused(&config.name, error))
+}
+
+/// The pool as if it had this device alone.
+fn of_device(config: &PoolConfig, device: &DeviceConfig) -> PoolSpec {
+    let alone = PoolConfig { devices: vec![device.clone()], ..config.clone() };
+    spec(&alone, Path::new(""))
 }
 
 fn refused(pool: &str, error: PoolError) -> Error {
@@ -211,6 +223,8 @@ pub struct HostConfig<'a> {
     pub state_dir: &'a Path,
     /// Pools that are opened at start.
     pub pools: &'a [PoolConfig],
+    /// The only one of these is the one by default, of a configuration that names none.
+    pub has_implied_pool: bool,
     /// The template of pools that are created at run time.
     pub template: &'a PoolConfig,
     /// This host.
@@ -246,9 +260,14 @@ pub fn declare_dead(
     }
     members.fence(&dirty)?;
     members.run_hooks("pre-declare-dead.d", &dirty, report)?;
-    let pools = members.take(&dirty)?;
-    members.remember(&dirty)?;
-    Ok(Left { changed: true, pools, unread: members.unread })
+    let (pools, failure) = members.take(&dirty);
+    if failure.is_none() || !pools.is_empty() {
+        members.remember(&pools)?;
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => Ok(Left { changed: true, pools, unread: members.unread }),
+    }
 }
 
 /// Forgets a node that was declared dead, or with `force` any: no pool names it any more.
@@ -268,7 +287,10 @@ pub fn forget(
     let owned: Vec<PoolConfig> = members.owned.iter().map(|one| one.config.clone()).collect();
     members.fence(&owned)?;
     members.run_hooks("pre-forget.d", &owned, report)?;
-    let pools = members.take(&owned)?;
+    let (pools, failure) = members.take(&owned);
+    if let Some(error) = failure {
+        return Err(error);
+    }
     members.dead.retain(|one| !one.name().is_some_and(|name| name.is(&leave.node)));
     file(config.state_dir).write(members.dead)?;
     Ok(Left { changed: true, pools, unread: members.unread })
@@ -348,9 +370,25 @@ impl<'a> Membership<'a> {
         NodeHooks { folder: node.hooks_dir.join(folder), limit: node.hook_timeout }
     }
 
-    /// Takes pools over, one after the other.
-    fn take(&self, pools: &[PoolConfig]) -> Result<Vec<Taken>, Error> {
-        pools.iter().map(|pool| self.take_one(pool)).collect()
+    /// Takes pools over, one after the other. One that fails does not hold the others up: the error
+    /// is that of the first, and names the others, and the pools that were taken over.
+    fn take(&self, pools: &[PoolConfig]) -> (Vec<Taken>, Option<Error>) {
+        let (mut taken, mut failed) = (Vec::new(), Vec::new());
+        for pool in pools {
+            match self.take_one(pool) {
+                Ok(pool) => taken.push(pool),
+                Err(error) => failed.push(error),
+            }
+        }
+        let mut failed = failed.into_iter();
+        let Some(first) = failed.next() else { return (taken, None) };
+        let mut notes: Vec<_> = failed.map(|error| error.to_string()).collect();
+        let names: Vec<_> = taken.iter().map(|one| format!("pool {}", shown(&one.pool))).collect();
+        if !names.is_empty() {
+            notes.push(format!("taken over: {}; repeat it to go on", names.join(", ")));
+        }
+        let error = notes.iter().fold(first, |error, note| error.with_note(note));
+        (taken, Some(error))
     }
 
     fn take_one(&self, config: &PoolConfig) -> Result<Taken, Error> {
@@ -359,12 +397,12 @@ impl<'a> Membership<'a> {
         recover(config, self.config.runtime_dir, own, from, self.leave.accept_loss)
     }
 
-    fn remember(&mut self, taken: &[PoolConfig]) -> Result<(), Error> {
+    fn remember(&mut self, taken: &[Taken]) -> Result<(), Error> {
         let node = self.leave.node;
         let earlier = self.record().cloned();
         self.dead.retain(|one| !one.name().is_some_and(|name| name.is(&node)));
         let mut pools = earlier.map(|record| record.pools).unwrap_or_default();
-        pools.extend(taken.iter().map(|pool| pool.name.clone()));
+        pools.extend(taken.iter().map(|one| one.pool.clone()));
         pools.sort();
         pools.dedup();
         self.dead.push(DeadNode { node: node.to_string(), dead_unix_ms: wall_ms(), pools });
@@ -404,7 +442,11 @@ struct NodeHooks {
 fn pools(config: HostConfig<'_>) -> Result<Vec<PoolConfig>, Error> {
     let mut pools = config.pools.to_vec();
     let made: Vec<Remembered> = StateFile::new(config.state_dir, "pools.json").read()?;
-    for one in made.into_iter().map(|one| config_of(one, config.template)) {
+    let made: Vec<_> = made.into_iter().map(|one| config_of(one, config.template)).collect();
+    if config.has_implied_pool {
+        pools.retain(|pool| !made.iter().any(|one| lies_elsewhere(one, pool)));
+    }
+    for one in made {
         if pools.iter().all(|other| other.name != one.name) {
             pools.push(one);
         }

@@ -195,6 +195,7 @@ impl Control {
         };
         if let Ok(handle) = &state {
             self.keep_space(handle, config);
+            self.renew_rate(handle).await;
         }
         let opened = state.clone();
         let known = Known { config: config.clone(), state, reason };
@@ -350,6 +351,7 @@ impl Control {
         let opened = self.try_open(config, replace_missing, id).await;
         let handle = opened.map_err(|failed| *failed.error)?;
         self.keep_space(&handle, config);
+        self.renew_rate(&handle).await;
         let known = Known { config: config.clone(), state: Ok(handle.clone()), reason: "" };
         self.0.pools.write().insert(config.name.clone(), known);
         self.serve_waiting(&config.name).await;

@@ -80,7 +80,7 @@ impl Control {
             }
         };
         if rate > 0 {
-            handle.evacuation(Some(rate)).await.map_err(failed)?;
+            self.set_rate(&handle, rate).await.map_err(failed)?;
         }
         let status = handle.rebalance().await.map_err(failed)?;
         if changed && asked.action() == RebalanceAction::Begin {

@@ -64,6 +64,10 @@ pub(super) struct ServedPool {
     /// versions wrote no such field.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     added: Vec<PathBuf>,
+    /// Bytes a second that may be moved off the device that leaves or shrinks, or that was the last
+    /// to do so. Older versions wrote no such field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rate: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -116,14 +120,15 @@ impl ServedPools {
             boot: this_boot(),
             last_seen_unix_seconds: now,
             added: Vec::new(),
+            rate: None,
         };
         let _one = self.writing.lock();
         let mut all: Vec<ServedPool> = self.file.read()?;
         // Under another name it is the same pool.
         let before = all.iter().find(|one| one.name == pool.name && one.id == pool.id).cloned();
         let same = before.as_ref().or_else(|| all.iter().find(|one| one.id == pool.id));
-        let pool =
-            ServedPool { added: same.map(|one| one.added.clone()).unwrap_or_default(), ..pool };
+        let (added, rate) = same.map(|one| (one.added.clone(), one.rate)).unwrap_or_default();
+        let pool = ServedPool { added, rate, ..pool };
         if before.as_ref().is_some_and(|before| before.says_the_same(&pool)) {
             return Ok(());
         }
@@ -227,7 +232,28 @@ impl ServedPools {
             boot: String::new(),
             last_seen_unix_seconds: 0,
             added: Vec::new(),
+            rate: None,
         }))
+    }
+
+    /// Remembers the bytes a second that may be moved off a device of an open pool, durably. Of a
+    /// pool that is not in the list of served ones it is not remembered. Blocks.
+    pub(super) fn set_rate(&self, handle: &PoolHandle, rate: u64) -> Result<(), Error> {
+        let (name, id) = (handle.name(), hex(&handle.id()));
+        let _one = self.writing.lock();
+        let mut all: Vec<ServedPool> = self.file.read()?;
+        match all.iter_mut().find(|one| one.name == name && one.id == id) {
+            Some(pool) if pool.rate != Some(rate) => pool.rate = Some(rate),
+            _ => return Ok(()),
+        }
+        self.file.write(all)
+    }
+
+    /// The rate that was remembered of an open pool. Blocks.
+    pub(super) fn rate_of(&self, handle: &PoolHandle) -> Result<Option<u64>, Error> {
+        let (name, id) = (handle.name(), hex(&handle.id()));
+        let all: Vec<ServedPool> = self.file.read()?;
+        Ok(all.into_iter().find(|one| one.name == name && one.id == id).and_then(|one| one.rate))
     }
 
     /// Changes the list of devices that were added to an open pool by calls, durably. A pool that

@@ -12,7 +12,7 @@ use blockd_media::error::{Error, shown};
 
 use super::begun::unmade;
 use super::cells::cell_name;
-use super::groups::{Fenced, Group};
+use super::groups::{Fenced, Group, Membership};
 use super::membership::recover;
 use super::peers::{CALL_LIMIT, within};
 use super::{Control, EventKind, blocking};
@@ -25,6 +25,36 @@ const LEASE_WAIT: Duration = Duration::from_secs(200);
 /// Between two tries.
 const LEASE_PAUSE: Duration = Duration::from_secs(1);
 
+/// The takeovers that are remembered with a group.
+impl Membership {
+    /// Notes that a cell is being taken from a host that was fenced by this key; `None`: not any
+    /// more.
+    pub(super) fn set_taking(&mut self, cell: &CellName, key: Option<Key>) {
+        self.taken_free.remove(cell.as_str());
+        match key {
+            Some(key) => self.taking.insert(cell.to_string(), key.to_string()),
+            None => self.taking.remove(cell.as_str()),
+        };
+    }
+
+    /// The key by which the host was fenced from which a cell is being taken.
+    pub(super) fn taking(&self, cell: &CellName) -> Option<Key> {
+        self.taking.get(cell.as_str()).and_then(|key| Key::parse(key))
+    }
+
+    /// Notes that no host has the lease of a cell that is being taken.
+    fn note_free(&mut self, cell: &CellName) {
+        if self.taking.contains_key(cell.as_str()) {
+            self.taken_free.insert(cell.to_string());
+        }
+    }
+
+    /// Whether no host had the lease of a cell that is being taken, when this one took it.
+    fn was_free(&self, cell: &CellName) -> bool {
+        self.taken_free.contains(cell.as_str())
+    }
+}
+
 impl Control {
     /// Takes a cell, from a host that is fenced before if that is asked for, and opens its pool.
     pub(super) async fn take_cell(
@@ -32,10 +62,13 @@ impl Control {
         asked: v1::TakeCellRequest,
     ) -> Result<v1::TakeCellResponse, Error> {
         let (group, name) = (asked.group.clone(), asked.name.clone());
-        if let Some(taken) = self.take_cell_after(asked, None).await? {
+        let taken = self.take_cell_after(asked, None).await?;
+        let (group, name) = (self.group(&group)?, cell_name(&name)?);
+        if let Some(taken) = taken {
+            let cell = name.to_string();
+            self.note_in_group(&group, move |member| member.dead_mut().note_taken(&cell)).await?;
             return Ok(taken);
         }
-        let (group, name) = (self.group(&group)?, cell_name(&name)?);
         let found = self.find_cell(&group, &name).await?;
         Err(found
             .map_or_else(|| Error::not_found("cell", name.as_str()), |cell| unmade(&group, &cell)))
@@ -76,21 +109,14 @@ impl Control {
             former = owner.host.0;
             self.ask_for_cell(&group, &name, owner.host, asked.only_unused).await?;
         }
-        let cell = match (from, fenced) {
-            (Some(owner), _) => self.take_from(&group, &name, owner, fenced).await?,
-            (None, None) => self.acquire_cell(&group, &name, None).await?,
-            (None, Some(key)) => {
-                // An earlier call has ended the lease.
-                self.note_taking(&group, &name, Some(key)).await?;
-                let cell = self.acquire_cell(&group, &name, None).await?;
-                if found.holder == Holder::Free {
-                    self.refuse_returned(&group, &name, key).await?;
-                }
-                cell
-            }
+        // A call that was interrupted may have taken the lease.
+        let is_noted = from.is_none() && group.member().was_free(&name);
+        let was_free = found.holder == Holder::Free || former != 0 || is_noted;
+        let cell = match from {
+            Some(owner) => self.take_from(&group, &name, owner, fenced).await?,
+            None => self.take_free(&group, &found, was_free, fenced).await?,
         };
-        let returns = found.holder == Holder::Free || former != 0;
-        let Some(log_changes) = self.open_taken(&group, &cell, returns).await? else {
+        let Some(log_changes) = self.open_taken(&group, &cell, was_free).await? else {
             return Ok(None);
         };
         let text = format!("cell {name} of volume group {} was taken", shown(&group.name));
@@ -104,19 +130,45 @@ impl Control {
         }))
     }
 
+    /// Takes the lease of a cell that no other host has. `fenced`: an earlier call has ended the
+    /// lease of the host with this key.
+    async fn take_free(
+        &self,
+        group: &Arc<Group>,
+        found: &Cell,
+        was_free: bool,
+        fenced: Option<Key>,
+    ) -> Result<Cell, Error> {
+        let name = found.name.clone();
+        self.note_in_group(group, move |member| {
+            if fenced.is_some() {
+                member.set_taking(&name, fenced);
+            }
+            if was_free {
+                member.note_free(&name);
+            }
+        })
+        .await?;
+        let cell = self.acquire_cell(group, &found.name, None).await?;
+        if let (Some(key), Holder::Free) = (fenced, &found.holder) {
+            self.refuse_returned(group, &found.name, key).await?;
+        }
+        Ok(cell)
+    }
+
     /// Opens the pool of a cell that was taken. Gives the changes that were replayed; `None` where
-    /// there is no pool: its lease is given back. `returns`: also if the pool can't be opened. One
+    /// there is no pool: its lease is given back. `was_free`: also if the pool can't be opened. One
     /// that is open and can't be remembered stays.
     async fn open_taken(
         &self,
         group: &Arc<Group>,
         cell: &Cell,
-        returns: bool,
+        was_free: bool,
     ) -> Result<Option<u64>, Error> {
-        match self.open_cell(group, cell, returns).await {
+        match self.open_cell(group, cell, was_free).await {
             Ok(None) => self.give_back(group, &cell.name).await.map(|()| None),
             // One that is being taken from a dead host stays with this one.
-            Err(error) if returns && !self.is_open(cell) => {
+            Err(error) if was_free && !self.is_open(cell) => {
                 let name = cell.name.clone();
                 let given = self.coordinate(group, move |leases| leases.release(&name)).await;
                 if let Err(error) = given {

@@ -701,3 +701,31 @@ async fn a_cell_that_was_taken_here_between_two_calls_stays_open_here() {
     assert_eq!(hosts.group().await.dead[0].cells, ["one", "two"]);
     assert!(!hosts.declare(false).await.0.unwrap().changed);
 }
+
+#[tokio::test]
+async fn a_cell_that_was_open_when_the_daemon_stopped_is_closed_and_released() {
+    for is_taken_here in [false, true] {
+        let mut hosts = Hosts::with(&["one"]).await;
+        let control = hosts.this.control.clone();
+        let mut events = control.events().reader(false, "one".to_owned());
+        let is_other = |event: v1::Event| event.kind() != v1::EventKind::CellTaken;
+        let stopped = async { while events.next().await.is_some_and(is_other) {} };
+        tokio::select! {
+            biased;
+            () = stopped => {}
+            _ = hosts.declare(false) => panic!("the call has ended"),
+        }
+        assert!(control.pool("one").is_ok() && hosts.holder("one") == Holder::This);
+        if is_taken_here {
+            assert_eq!(hosts.take("one").await, ["v"]);
+        }
+        let (ended, cells) = hosts.declare(false).await;
+        assert!(ended.unwrap().changed);
+        // A cell that was taken here since may be in use.
+        let (outcome, holder) =
+            if is_taken_here { (Kept, Holder::This) } else { (Released, Holder::Free) };
+        assert_eq!(outcomes(&cells), [("one", outcome)]);
+        assert_eq!(hosts.holder("one"), holder);
+        assert!(!hosts.declare(false).await.0.unwrap().changed);
+    }
+}

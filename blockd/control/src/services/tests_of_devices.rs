@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockd_api::v1;
@@ -13,12 +14,13 @@ use blockd_serve::ublk::control::{
 use blockd_serve::ublk::{QueueHost, QueueSpec};
 use parking_lot::Mutex;
 
+use super::attachments::{Record, UblkRecord};
 use super::testing::{Rig, file_pool, folder};
 use super::tests::{MIB, attach, create};
 
-/// The devices of a kernel.
+/// The devices of a kernel, and whether their deletions hang.
 #[derive(Clone, Debug, Default)]
-struct Kernel(Arc<Mutex<BTreeMap<u32, DeviceInfo>>>);
+struct Kernel(Arc<Mutex<BTreeMap<u32, DeviceInfo>>>, Arc<AtomicBool>);
 
 impl Driver for Kernel {
     fn is_there(&self) -> bool {
@@ -86,6 +88,9 @@ impl DeviceControl for Device {
     }
 
     fn delete(&mut self, _: bool) -> Result<(), DriverError> {
+        while self.kernel.1.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.kernel.0.lock().remove(&self.info.number);
         Ok(())
     }
@@ -172,9 +177,12 @@ async fn without_its_disk(rig: &Rig, kernel: &Kernel) -> Rig {
 
 impl Rig {
     fn with_devices(&self, kernel: &Kernel) {
+        self.control.set_ublk(Arc::new(self.devices(kernel)));
+    }
+
+    fn devices(&self, kernel: &Kernel) -> Devices {
         let devices = Devices::new(Arc::new(kernel.clone()), Arc::new(Host), OPTIONS);
-        let devices = devices.with_names_in(&self.folder.path().join("names"));
-        self.control.set_ublk(Arc::new(devices));
+        devices.with_names_in(&self.folder.path().join("names"))
     }
 }
 
@@ -199,4 +207,72 @@ async fn a_device_whose_pool_is_missing_is_detached_by_force() {
     assert!(kernel.numbers().is_empty() && !next.control.is_attached("default", "a"));
     let status = next.client.detach_volume(detach(true)).await.unwrap_err();
     assert!(status.message().contains("is missing"), "{}", status.message());
+}
+
+/// Repeats a step of a device until it is done: its thread may still be ending another command.
+async fn await_done(step: impl AsyncFn() -> bool) {
+    let clock = blockd_media::clock::Clock::start();
+    while !step().await {
+        assert!(clock.elapsed() < Duration::from_secs(20), "it is not done");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_device_that_was_removed_after_its_detach_had_ended_comes_back_by_a_call_alone() {
+    let (mut rig, kernel) = (Rig::new().await, Kernel::default());
+    // A device's file, which there is none of here, is waited for.
+    let devices = rig.devices(&kernel).with_limit(Duration::from_secs(3));
+    rig.control.set_ublk(Arc::new(devices));
+    rig.client.create_volume(create("a", MIB)).await.unwrap();
+    let device = v1::AttachVolumeRequest { front_end: v1::FrontEnd::Ublk.into(), ..attach("a") };
+    rig.client.attach_volume(device).await.unwrap();
+    kernel.1.store(true, Ordering::SeqCst);
+    let detach = v1::DetachVolumeRequest { name: "a".to_owned(), ..Default::default() };
+    let status = rig.client.detach_volume(detach).await.unwrap_err();
+    assert!(status.message().contains("hangs in DEL_DEV"), "{}", status.message());
+    kernel.1.store(false, Ordering::SeqCst);
+    let problem = async || rig.control.get_volume("", "a").await.unwrap().device_problem;
+    await_done(async || rig.control.ublk().unwrap().served() == 0).await;
+    // As the daemon does it every 30 s.
+    for _ in 0..3 {
+        assert_eq!(rig.control.recover_again().await.unwrap(), 0, "it was added again");
+    }
+    assert!(kernel.numbers().is_empty() && problem().await.contains("was removed"));
+    await_done(async || rig.control.recover("", "a").await.unwrap() == 1).await;
+    assert_eq!((kernel.numbers(), problem().await), (vec![9000], String::new()));
+}
+
+#[tokio::test]
+async fn the_daemon_starts_where_a_device_of_another_mark_can_not_be_remembered() {
+    let (mut rig, kernel) = (Rig::new().await, Kernel::default());
+    rig.with_devices(&kernel);
+    let volume = rig.client.create_volume(create("a", MIB)).await.unwrap().into_inner();
+    // It was ready, and is gone since the host was booted.
+    let ublk = UblkRecord { device: Some(9000), mark: Some(5), ..Default::default() };
+    let record = Record {
+        pool: "default".to_owned(),
+        volume: "a".to_owned(),
+        id: volume.volume.unwrap().id,
+        ublk: Some(ublk),
+        ..Default::default()
+    };
+    let attachments = &rig.control.0.attachments;
+    attachments.add(record).await.unwrap();
+    attachments.fail([true]);
+    let mut events = rig.control.events().reader(false, String::new());
+    rig.control.recover_devices().await.expect("the daemon does not start");
+    assert_eq!((kernel.numbers(), rig.control.ublk().unwrap().served()), (vec![9000], 1));
+    let mark = || attachments.get("default", "a").unwrap().record.ublk.unwrap().mark;
+    assert_eq!(mark(), Some(5));
+    rig.control.events().close();
+    let mut texts = Vec::new();
+    while let Some(event) = events.next().await {
+        texts.push(event.text.clone());
+    }
+    let is_said = |text: &String| text.contains("can't be remembered");
+    assert!(texts.iter().any(is_said), "{texts:?}");
+    // The next call remembers it.
+    rig.control.recover("", "a").await.unwrap();
+    assert_eq!(mark(), None);
 }

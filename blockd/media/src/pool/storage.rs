@@ -112,6 +112,10 @@ fn parse(line: &str, open_id: u64) -> Option<([u8; 16], u64)> {
 /// Remembers the disks for an open, and for the `former` one whose ring is replayed: a crash while
 /// a pool is opened leaves either. A disk of the former open that is away keeps its number for
 /// both, since it may come back before the ring is replayed.
+///
+/// Numbers of an open in between are dropped, although a disk that is away may have that one's
+/// superblock. Where another disk has not got it, the open had answered no client, and had flushed
+/// all disks before it wrote the first superblock (R12): a restart has lost nothing of the ring.
 pub fn remember(
     ring: &Path,
     former: Option<u64>,

@@ -90,6 +90,8 @@ pub struct DeviceView {
     pub problem: Option<String>,
     /// Its mark, if it was added before it was known for which volume.
     pub ready_mark: Option<u16>,
+    /// A command has removed it that had ended with an error before: it comes back by a call alone.
+    pub is_removed: bool,
 }
 
 /// The parts that the steps need.
@@ -134,6 +136,7 @@ impl Serving {
             granted: self.info.flags,
             problem: None,
             ready_mark: self.ready_mark,
+            is_removed: false,
         }
     }
 }

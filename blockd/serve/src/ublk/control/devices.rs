@@ -62,12 +62,14 @@ struct Seen {
     serving: Option<Serving>,
     number: Option<u32>,
     problem: Option<String>,
+    /// A command has removed it that had ended with an error before.
+    is_removed: bool,
 }
 
 impl Seen {
     fn serve(&mut self, serving: Serving) {
         let number = Some(serving.info.number);
-        *self = Self { serving: Some(serving), number, problem: None };
+        *self = Self { serving: Some(serving), number, ..Self::default() };
     }
 }
 
@@ -113,8 +115,9 @@ impl Devices {
         Self { kit, links, stock, entries, stats, limit: COMMAND_LIMIT }
     }
 
-    #[cfg(test)]
-    pub(super) fn with_limit(self, limit: Duration) -> Self {
+    /// With another limit of a caller's wait.
+    #[must_use]
+    pub fn with_limit(self, limit: Duration) -> Self {
         Self { limit, ..self }
     }
 
@@ -167,7 +170,7 @@ impl Devices {
         let seen = entry.seen.lock();
         let unserved = DeviceView { number: seen.number, ..DeviceView::default() };
         let view = seen.serving.as_ref().map_or(unserved, Serving::view);
-        Some(DeviceView { problem: seen.problem.clone(), ..view })
+        Some(DeviceView { problem: seen.problem.clone(), is_removed: seen.is_removed, ..view })
     }
 
     fn entry(&self, key: &Key) -> Option<Arc<Entry>> {
@@ -396,7 +399,10 @@ impl Devices {
         let (pool, name) = (spec.pool_name.clone(), spec.name.clone());
         move |_, _| {
             links.remove(&pool, &name);
-            *late.seen.lock() = Seen::default();
+            let problem = "the device was removed after the command for that had timed out: \
+                           repeat it, or add the device again with `blockd recover`";
+            let problem = Some(problem.to_owned());
+            *late.seen.lock() = Seen { problem, is_removed: true, ..Seen::default() };
         }
     }
 
