@@ -7,7 +7,7 @@ mod cli_support;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +61,20 @@ fn raw(daemon: &Daemon, volume: &str) -> Vec<u8> {
     let output = daemon.run(&["export", volume, "-"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     output.stdout
+}
+
+/// The stream of a snapshot.
+fn streamed(daemon: &Daemon, snapshot: &str) -> Vec<u8> {
+    let output = daemon.run(&["send", snapshot]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// Bytes of the volume `data` that a receiver has of a stream that is not whole.
+fn received(daemon: &Daemon) -> u64 {
+    let output = daemon.run(&["--json", "receive", "data", "--position"]);
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    found["received_bytes"].as_u64().unwrap_or(0)
 }
 
 /// A volume `data` with the snapshots `mon` and `tue`, and a daemon to send to.
@@ -141,11 +155,7 @@ fn silent_connections_hold_no_sender_up() {
 #[test]
 fn a_sender_that_closes_before_its_turn_changes_nothing() {
     let (here, there) = two_hosts();
-    let [monday, tuesday] = ["mon", "tue"].map(|day| {
-        let output = here.run(&["send", &format!("data@{day}")]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        output.stdout
-    });
+    let [monday, tuesday] = ["data@mon", "data@tue"].map(|day| streamed(&here, day));
     let mut receive = there.command(&["receive", "copy"]);
     let receive = receive.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut cut_off = receive.spawn().unwrap();
@@ -204,16 +214,11 @@ fn a_transfer_goes_on_where_either_end_was_killed() {
     let (here, there) = two_hosts();
     let mut listening = Listening::start(&there, "127.0.0.1:0", &["data"]);
     let (address, target) = (listening.address.clone(), listening.target());
-    let received = || -> u64 {
-        let output = there.run(&["--json", "receive", "data", "--position"]);
-        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        found["received_bytes"].as_u64().unwrap_or(0)
-    };
     let mut send = here.command(&["send", "data@mon", &target]);
     let mut sender = send.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     for round in 0..4 {
         std::thread::sleep(Duration::from_millis(60));
-        let before = received();
+        let before = received(&there);
         if round % 2 == 0 {
             drop(listening);
             listening = Listening::start(&there, &address, &["data"]);
@@ -222,12 +227,75 @@ fn a_transfer_goes_on_where_either_end_was_killed() {
             sender.wait().unwrap();
             sender = send.spawn().unwrap();
         }
-        let now = received();
+        let now = received(&there);
         assert!(now >= before || now == 0, "{now} of {before} bytes are left");
     }
     assert!(sender.wait().unwrap().success());
     assert!(raw(&there, "data") == raw(&here, "data@mon"));
     wait_until("the hidden volume is gone", || !there.ok(&["list", "--all"]).contains(".receive-"));
+}
+
+/// Forwards connections. Of the first this much is sent on and no more, until the receiver closes.
+fn stalled(to: String, most: u64) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("tcp://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let mut most = most;
+        for mut one in listener.incoming().map(Result::unwrap) {
+            // There is none while the receiver is started again.
+            let Ok(mut other) = TcpStream::connect(&to) else { continue };
+            let (from, mut into) = (one.try_clone().unwrap(), other.try_clone().unwrap());
+            let most = std::mem::replace(&mut most, u64::MAX);
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from.take(most), &mut into);
+            });
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut other, &mut one);
+                let _ = one.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    target
+}
+
+/// Runs a command whose receiver is stopped, and started again, in the middle of the first stream.
+fn with_a_restart(here: &Daemon, there: &Daemon, words: &[&str]) -> Output {
+    let mut listening = Listening::start(there, "127.0.0.1:0", &[]);
+    let address = listening.address.clone();
+    let target = stalled(address.clone(), 10 * MIB);
+    let mut command = here.command(&[words, &[target.as_str()]].concat());
+    let sender = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("a part has come", || received(there) > 0);
+    signal(&listening.child, "TERM");
+    listening.ended();
+    let _again = Listening::start(there, &address, &[]);
+    let output = sender.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+#[test]
+fn a_sender_goes_on_when_its_receiver_was_stopped_and_is_back() {
+    let (here, there) = two_hosts();
+    with_a_restart(&here, &there, &["send", "data@mon"]);
+    assert!(raw(&there, "data") == raw(&here, "data@mon"));
+}
+
+/// Its sender may connect again: an answer would be the end.
+#[test]
+fn a_stream_that_breaks_off_is_not_refused() {
+    let (here, there) = two_hosts();
+    let monday = streamed(&here, "data@mon");
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let mut sender = TcpStream::connect(&listening.address).unwrap();
+    sender.write_all(&hello("copy", &monday)).unwrap();
+    // Less than the chunk has.
+    sender.write_all(&(1_u32 << 20).to_le_bytes()).unwrap();
+    sender.write_all(&monday[..512 << 10]).unwrap();
+    sender.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answers = Vec::new();
+    let _ = sender.read_to_end(&mut answers);
+    assert_eq!(answers.len(), 16, "{}", String::from_utf8_lossy(&answers));
 }
 
 #[test]

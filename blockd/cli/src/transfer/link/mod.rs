@@ -24,7 +24,8 @@
 //! After answer 1 the sender sends the stream in chunks: 4 bytes of length, at most 1 MiB, and as
 //! many bytes. A length of 0 is the end. Then, or earlier if it refuses, the receiver answers again
 //! with 2 or 3, and both close. A sender that does not begin within 10 s is dropped; later either
-//! end gives up when the next message, or 256 KiB of a chunk, take more than 60 s.
+//! end gives up when the next message, or 256 KiB of a chunk, take more than 60 s. A receiver that
+//! gives up, or is stopped, closes without an answer: the sender may connect again.
 
 mod socket;
 mod tls;
@@ -132,7 +133,8 @@ pub(crate) struct Link {
     stop: Arc<Stop>,
     /// When the socket gives up, below TLS.
     until: Until,
-    /// A write of the stream has failed: the connection has, or the other end has ended it.
+    /// The stream could not be written or read on: the connection has failed, or the other end has
+    /// ended it.
     is_cut: bool,
 }
 
@@ -207,7 +209,7 @@ impl Link {
         &self.stop
     }
 
-    /// Whether the stream could not be written.
+    /// Whether the stream could not be written or read on.
     pub(crate) fn is_cut(&self) -> bool {
         self.is_cut
     }
@@ -425,6 +427,12 @@ impl Incoming {
     pub(crate) fn new(link: &Shared) -> Self {
         Self { link: Arc::clone(link), rest: 0, ended: false }
     }
+
+    fn fill(link: &mut Link, into: &mut [u8]) -> io::Result<()> {
+        let filled = link.fill(into, SILENCE);
+        link.is_cut |= filled.is_err();
+        filled
+    }
 }
 
 impl Read for Incoming {
@@ -432,7 +440,7 @@ impl Read for Incoming {
         let mut link = lock(&self.link);
         if self.rest == 0 && !self.ended && !into.is_empty() {
             let mut len = [0; 4];
-            link.fill(&mut len, SILENCE)?;
+            Self::fill(&mut link, &mut len)?;
             let len = usize::try_from(u32::from_le_bytes(len)).unwrap_or(usize::MAX);
             if len > MAX_CHUNK {
                 return Err(io::Error::other("a chunk is longer than any sender's"));
@@ -440,7 +448,7 @@ impl Read for Incoming {
             (self.rest, self.ended) = (len, len == 0);
         }
         let len = into.len().min(self.rest);
-        link.fill(&mut into[..len], SILENCE)?;
+        Self::fill(&mut link, &mut into[..len])?;
         self.rest -= len;
         Ok(len)
     }
