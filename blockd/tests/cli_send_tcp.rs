@@ -298,6 +298,36 @@ fn a_stream_that_breaks_off_is_not_refused() {
     assert_eq!(answers.len(), 16, "{}", String::from_utf8_lossy(&answers));
 }
 
+/// A stretch of zeroes that takes long to read would be silence otherwise, at each attempt.
+#[test]
+fn a_receiver_sees_how_far_a_whole_stream_is_in_zeroes() {
+    let here = Daemon::start("512M");
+    here.ok(&["add", "data", "--size", "64M"]);
+    let mut client = connect(&here, "data");
+    client.write(40 * MIB, &pattern(1 << 20, 1), false).unwrap();
+    client.disconnect().unwrap();
+    here.ok(&["snapshot", "data", "--tag", "mon"]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("tcp://{}", listener.local_addr().unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| here.run(&["send", "data@mon", &target, "--reconnect", "1ms"]));
+        let mut tcp = listener.accept().unwrap().0;
+        drop(listener);
+        tcp.read_exact(&mut [0; 658]).unwrap();
+        let mut send_from_0 = [0; 16];
+        send_from_0[0] = 1;
+        tcp.write_all(&send_from_0).unwrap();
+        // The first chunk: its length, the header of the stream, and a record.
+        let mut begin = [0; 4 + 512 + 24];
+        tcp.read_exact(&mut begin).unwrap();
+        drop(tcp);
+        let record = begin.last_chunk::<24>().unwrap();
+        let kind = u32::from_le_bytes(*record.first_chunk().unwrap());
+        let offset = u64::from_le_bytes(*record[8..].first_chunk().unwrap());
+        assert_eq!((kind, offset), (2, 0));
+    });
+}
+
 #[test]
 fn a_volume_moves_while_it_is_used_and_is_attached_there() {
     let (here, there) = two_hosts();

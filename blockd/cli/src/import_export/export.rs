@@ -21,10 +21,10 @@ use super::{address, blocking, identity, interruptible, pool_id, qemu_export, se
 use crate::answers;
 use crate::client::Client;
 use crate::duration::duration;
-use crate::transfer::export::{self, Exported, Sink};
+use crate::transfer::export::{self, Backup, Exported, Sink};
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, Identity, Position, Writer};
-use crate::transfer::link::{Outgoing, Shared, lock};
+use crate::transfer::link::{Outgoing, Prompt, Shared, lock};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::transfer::qemu;
@@ -364,7 +364,13 @@ impl Export {
                             progress: &progress,
                         };
                         let sink = match header {
-                            Some(header) => backup_sink(out(file, link), &header, level, &path),
+                            // The base may have had data there, and a receiver has to see that
+                            // the stream goes on, and how far.
+                            Some(header) => {
+                                let has_zeroes = header.base.is_some() || link.is_some();
+                                let writer = backup(out(file, link), &header, level, &path);
+                                writer.map(|writer| Sink::Increment(writer, has_zeroes))
+                            }
                             None => sink(file, size_bytes, &path),
                         };
                         sink.and_then(|sink| export.run(sink)).map(Some)
@@ -441,26 +447,24 @@ fn sink(output: Option<File>, size_bytes: u64, path: &Path) -> Result<Sink, Erro
 /// Where a backup goes.
 fn out(file: Option<File>, link: Option<Shared>) -> Box<dyn Write + Send> {
     match (link, file) {
-        (Some(link), _) => Box::new(Outgoing(link)),
-        (None, Some(file)) => Box::new(Special(file)),
-        (None, None) => Box::new(Stdout),
+        (Some(link), _) => Box::new(Prompt::new(Outgoing(link))),
+        (None, Some(file)) => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Special(file))),
+        (None, None) => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Stdout)),
     }
 }
 
-/// The same of a backup, which begins with what it is.
-fn backup_sink(
+/// Begins a backup.
+fn backup(
     out: Box<dyn Write + Send>,
     header: &Header,
     level: Option<i32>,
     path: &Path,
-) -> Result<Sink, Error> {
-    let out: Box<dyn Write + Send> = Box::new(BufWriter::with_capacity(BUFFER_BYTES, out));
+) -> Result<Backup, Error> {
     let writer = Writer::begin(out, header).and_then(|writer| match level {
         Some(level) => writer.compressing(level),
         None => Ok(writer),
     });
-    let writer = writer.map_err(|source| Error::file("write", path, source))?;
-    Ok(Sink::Increment(writer, header.base.is_some()))
+    writer.map_err(|source| Error::file("write", path, source))
 }
 
 /// A block device, or whatever else has a path and is no regular file. Written data is durable

@@ -25,8 +25,7 @@ pub(crate) enum Sink {
     File(File),
     /// Standard output, or whatever else has to be written from the beginning to the end.
     Stream(Box<dyn Write + Send>),
-    /// An incremental backup, and whether zeroes are written: where there is a base, it may have
-    /// had data there.
+    /// An incremental backup, and whether its zeroes are written.
     Increment(Backup, bool),
 }
 

@@ -29,9 +29,11 @@
 //! 60 s. A receiver that gives up, or is stopped, closes without an answer: the sender may connect
 //! again.
 
+mod prompt;
 mod socket;
 mod tls;
 
+pub(crate) use prompt::Prompt;
 pub(crate) use tls::TlsArguments;
 
 use std::io::{self, Read, Write};
