@@ -281,6 +281,17 @@ fn a_sender_goes_on_when_its_receiver_was_stopped_and_is_back() {
     assert!(raw(&there, "data") == raw(&here, "data@mon"));
 }
 
+/// A move would detach the volume too early otherwise.
+#[test]
+fn bytes_of_a_round_are_those_of_all_its_attempts() {
+    let (here, there) = two_hosts();
+    let output = with_a_restart(&here, &there, &["--json", "move", "data"]);
+    let done: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let bytes = done["rounds"][0]["written_bytes"].as_u64().unwrap();
+    // What was not durable at the receiver is sent twice.
+    assert!((23 * MIB..46 * MIB).contains(&bytes), "{done}");
+}
+
 /// Its sender may connect again: an answer would be the end.
 #[test]
 fn a_stream_that_breaks_off_is_not_refused() {

@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_api::v1::{
@@ -96,6 +97,8 @@ pub(super) struct Stream {
     pub(super) level: Option<i32>,
     /// The receiver, if the stream goes over TCP.
     pub(super) remote: Option<Remote>,
+    /// Bytes of data that were sent in all attempts.
+    pub(super) sent_bytes: Arc<AtomicU64>,
 }
 
 /// A copy that is to be made.
@@ -104,6 +107,7 @@ struct Job {
     header: Option<Header>,
     level: Option<i32>,
     link: Option<Shared>,
+    written_bytes: Arc<AtomicU64>,
 }
 
 impl Stream {
@@ -128,6 +132,15 @@ impl Stream {
         }
         header.from_bytes = position.offset;
         Ok(())
+    }
+
+    fn job(&self, header: Option<Header>, link: Option<Shared>) -> Job {
+        Job { header, level: self.level, link, written_bytes: Arc::clone(&self.sent_bytes) }
+    }
+
+    /// Bytes of data that earlier attempts have sent, if there were any.
+    fn sent(&self) -> Option<u64> {
+        Some(self.sent_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
 }
 
@@ -175,7 +188,7 @@ impl Export {
         let (output, link) = match (&stream.remote, &mut header) {
             (Some(remote), Some(header)) => match remote.begin(header, &volume).await? {
                 Some(link) => (Output::Stdout, Some(link)),
-                None => return Ok(self.answer(&volume, None, &Clock::start())),
+                None => return Ok(self.answer(&volume, stream.sent(), &Clock::start())),
             },
             _ => (Output::open(&self.file, self.force)?, None),
         };
@@ -192,7 +205,7 @@ impl Export {
             volume = answers::volume(client.attach_volume(request).await?.volume)?;
         }
         let clock = Clock::start();
-        let job = Job { header: header.clone(), level: stream.level, link: link.clone() };
+        let job = stream.job(header.clone(), link.clone());
         let copied = match self.copy(context, &volume, &output, job).await {
             Ok(copied) => {
                 let base = header.as_ref().and_then(|header| header.base.as_ref());
@@ -337,7 +350,7 @@ impl Export {
         context: &Context,
         volume: &Volume,
         output: &Output,
-        Job { header, level, link }: Job,
+        Job { header, level, link, written_bytes }: Job,
     ) -> Result<Option<Exported>, Error> {
         let stop = link.as_ref().map_or_else(Arc::default, |link| Arc::clone(lock(link).stop()));
         let size_bytes = amount(volume.size_bytes);
@@ -362,6 +375,7 @@ impl Export {
                             patience,
                             stop: &stop,
                             progress: &progress,
+                            written_bytes: &written_bytes,
                         };
                         let sink = match header {
                             // The base may have had data there, and a receiver has to see that

@@ -274,7 +274,7 @@ impl<'a> Rounds<'a> {
             ..Export::backup(&snapshot.name, target, pool, self.to.reconnect)
         };
         let remote = Remote::parse(&self.to.target, is_last, &self.to.tls)?;
-        let stream = Stream { resume: None, level: self.to.compress, remote };
+        let stream = Stream { level: self.to.compress, remote, ..Stream::default() };
         let written_bytes = send(&export, self.context, &stream).await?.written_bytes;
         let request = ConfigureVolumeRequest {
             name: snapshot.name.clone(),
