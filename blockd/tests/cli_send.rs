@@ -304,6 +304,35 @@ fn a_shrunk_snapshot_that_ends_within_a_sub_block_of_the_receiver_is_refused_wit
     assert!(raw(&daemon, "1M/copy") == raw(&daemon, "64K/data@wed"));
 }
 
+/// Sizes are rounded up in persistent memory: the copy would not be found to be one.
+#[test]
+fn a_size_that_the_receivers_pool_does_not_have_is_refused() {
+    let daemon = Daemon::start("64M");
+    let file = daemon.ring_dir().join("near.pool");
+    let made = ["--path", file.to_str().unwrap(), "--kind", "pmem", "--size", "64M"];
+    daemon.ok(&[&["pool", "create", "near"], &made[..]].concat());
+    daemon.ok(&["add", "data", "--size", "5M"]);
+    daemon.ok(&["snapshot", "data", "--tag", "mon"]);
+    let monday = streamed(&daemon, &["data@mon"]);
+    let (succeeded, error) = receive(&daemon, "near/copy", &monday, None);
+    let expected = "the size of data@mon is 5242880: must be at least 8388608, as sizes are \
+                    multiples of 4194304 bytes here; delete data@mon at the sender";
+    assert!(!succeeded && error.contains(expected), "{error}");
+    // The same of one that changes its size later.
+    let send = |size: &str, day: &str, since: &[&str]| {
+        daemon.ok(&["resize", "data", "--size", size]);
+        daemon.ok(&["snapshot", "data", "--tag", day]);
+        let snapshot = format!("data@{day}");
+        let stream = streamed(&daemon, &[&[snapshot.as_str()], since].concat());
+        receive(&daemon, "near/copy", &stream, None)
+    };
+    assert_eq!(send("8M", "tue", &[]), (true, String::new()));
+    let (succeeded, error) = send("9M", "wed", &["--since", "data@tue"]);
+    let expected = "the size of data@wed is 9437184: must be like 12582912, to which it is rounded";
+    assert!(!succeeded && error.contains(expected), "{error}");
+    assert_eq!(send("12M", "thu", &["--since", "data@tue"]), (true, String::new()));
+}
+
 #[test]
 fn nothing_of_a_stream_that_lacks_a_record_is_kept() {
     let (daemon, monday, _) = two_days();

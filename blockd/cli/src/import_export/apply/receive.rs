@@ -293,6 +293,7 @@ impl<'a> Receiver<'a> {
                 name,
                 pool,
                 size_bytes: units::to_wire(header.snapshot.size_bytes),
+                limit_bytes: units::to_wire(header.snapshot.size_bytes),
                 block_size: header.block_bytes,
                 ..Default::default()
             };
@@ -302,7 +303,8 @@ impl<'a> Receiver<'a> {
                 configure: Some(configure),
                 ..Default::default()
             };
-            let made = self.apply.client.add_volume(request).await?;
+            let made = self.apply.client.add_volume(request).await;
+            let made = made.map_err(|error| self.resizable(self.apply.of_size(error)))?;
             if !made.created {
                 return Err(claimed_by_another(&self.apply));
             }
@@ -326,16 +328,22 @@ impl<'a> Receiver<'a> {
         let (name, pool) = (hidden.name, hidden.pool);
         let request =
             ResizeVolumeRequest { name, pool, size_bytes, shrink: true, ..Default::default() };
-        let resized = self.apply.client.resize_volume(request).await.map_err(|error| {
-            // The sub-blocks of the sender's pool are smaller.
-            let of = shown(&self.apply.header.snapshot.name);
-            let note = format!(
-                "delete {of} at the sender, resize its volume to such a size, and send a new \
-                 snapshot"
-            );
-            if error.kind() == ErrorKind::Invalid { error.with_note(&note) } else { error }
-        })?;
-        answers::volume(resized.volume)
+        // The sub-blocks of the sender's pool are smaller.
+        let resized = self.apply.client.resize_volume(request).await;
+        let resized = answers::volume(resized.map_err(|error| self.resizable(error))?.volume)?;
+        if resized.size_bytes != size_bytes {
+            return Err(self.resizable(self.apply.rounded(amount(resized.size_bytes))));
+        }
+        Ok(resized)
+    }
+
+    /// An error of a size that volumes here can't have, with what helps.
+    fn resizable(&self, error: Error) -> Error {
+        let of = shown(&self.apply.header.snapshot.name);
+        let note = format!(
+            "delete {of} at the sender, resize its volume to such a size, and send a new snapshot"
+        );
+        if error.kind() == ErrorKind::Invalid { error.with_note(&note) } else { error }
     }
 
     /// Writes the stream to the hidden volume, piece by piece: each is durable before the position
