@@ -9,7 +9,11 @@ mod cli_support;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cli_support::{Daemon, connect, pattern};
@@ -371,6 +375,96 @@ fn nothing_of_a_stream_that_lacks_a_record_is_kept_when_its_last_piece_fails() {
     assert!(error.contains("what has come of it is deleted: send it again"), "{error}");
     let (code, error) = daemon.failure(&["receive", "copy", "--position"]);
     assert!(code == 4 && error == "partly received volume copy does not exist", "{error}");
+}
+
+/// A receive of `copy` that has all but the end of a stream, as durable data.
+fn almost_done(daemon: &Daemon, stream: &[u8], socket: &Path) -> (Child, ChildStdin, Vec<u8>) {
+    let parts = messages(stream);
+    let (last, parts) = parts.split_last().unwrap();
+    let mut command = daemon.command(&["receive", "copy", "--sync-every", "1"]);
+    let command = command.env("BLOCKD_SOCKET", socket).stdin(Stdio::piped());
+    let mut receiver = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut pipe = receiver.stdin.take().unwrap();
+    pipe.write_all(&parts.concat()).unwrap();
+    cli_support::wait_until("its data has come", || {
+        let position = daemon.run(&["--json", "receive", "copy", "--position"]).stdout;
+        let position: serde_json::Value = serde_json::from_slice(&position).unwrap_or_default();
+        position["received_bytes"] == 1 << 20
+    });
+    (receiver, pipe, last.to_vec())
+}
+
+fn succeeds(receiver: Child) {
+    let output = receiver.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_daemon_that_is_started_anew_between_two_pieces_is_waited_for() {
+    let (mut daemon, monday, _) = two_days();
+    let (receiver, mut pipe, last) = almost_done(&daemon, &monday, &daemon.socket());
+    daemon.kill();
+    pipe.write_all(&last).unwrap();
+    drop(pipe);
+    std::thread::sleep(Duration::from_millis(500));
+    daemon.start_again();
+    succeeds(receiver);
+    assert!(raw(&daemon, "copy") == raw(&daemon, "data@mon"));
+}
+
+/// A socket that leads to the daemon's control socket, until it is closed.
+struct Relay {
+    path: PathBuf,
+    is_open: Arc<AtomicBool>,
+    ends: Arc<Mutex<Vec<UnixStream>>>,
+}
+
+impl Relay {
+    fn start(daemon: &Daemon) -> Self {
+        let (path, socket) = (daemon.ring_dir().join("relay.sock"), daemon.socket());
+        let listener = UnixListener::bind(&path).unwrap();
+        let (is_open, ends) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Vec::new())));
+        let relay = Self { path, is_open: Arc::clone(&is_open), ends: Arc::clone(&ends) };
+        std::thread::spawn(move || {
+            for one in listener.incoming().map(Result::unwrap) {
+                if !is_open.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let Ok(other) = UnixStream::connect(&socket) else { return };
+                for (from, into) in [(&one, &other), (&other, &one)] {
+                    let (mut from, mut into) =
+                        (from.try_clone().unwrap(), into.try_clone().unwrap());
+                    std::thread::spawn(move || std::io::copy(&mut from, &mut into));
+                }
+                ends.lock().unwrap().extend([one, other]);
+            }
+        });
+        relay
+    }
+
+    fn close(&self) {
+        self.is_open.store(false, Ordering::SeqCst);
+        for end in self.ends.lock().unwrap().drain(..) {
+            let _ = end.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// The daemon serves NBD before its control socket.
+#[test]
+fn a_control_socket_that_is_away_between_two_pieces_is_waited_for() {
+    let (daemon, monday, _) = two_days();
+    let relay = Relay::start(&daemon);
+    let (mut receiver, mut pipe, last) = almost_done(&daemon, &monday, &relay.path);
+    relay.close();
+    pipe.write_all(&last).unwrap();
+    drop(pipe);
+    std::thread::sleep(Duration::from_millis(500));
+    let ended = receiver.try_wait().unwrap();
+    relay.is_open.store(true, Ordering::SeqCst);
+    assert!(ended.is_none(), "{ended:?}");
+    succeeds(receiver);
+    assert!(raw(&daemon, "copy") == raw(&daemon, "data@mon"));
 }
 
 #[test]

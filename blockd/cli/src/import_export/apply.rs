@@ -304,6 +304,7 @@ impl Apply<'_> {
                 size_bytes,
                 block_bytes,
                 empty: false,
+                is_first: true,
                 patience,
                 stop: &stop_there,
                 progress: &progress,

@@ -293,8 +293,11 @@ impl<'a> Rounds<'a> {
     async fn check_unchanged(&mut self) -> Result<(), Error> {
         let Some(last) = self.sent.last() else { return Ok(()) };
         let request = GetVolumeRequest { name: self.to.name.clone(), pool: self.to.pool.clone() };
-        let volume = answers::volume(self.client.get_volume(request).await?.volume)?;
-        let changed = changed_bytes(&mut self.client, &volume, last).await?;
+        let has_it =
+            |error: Error| error.with_note(&format!("{} has the volume attached", self.to.target));
+        let volume = self.client.get_volume(request).await.map_err(has_it)?.volume;
+        let volume = answers::volume(volume)?;
+        let changed = changed_bytes(&mut self.client, &volume, last).await.map_err(has_it)?;
         if !volume.attached && changed == Some(0) {
             return Ok(());
         }

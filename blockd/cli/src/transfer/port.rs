@@ -121,6 +121,16 @@ impl<'a> Lasting<'a> {
         Ok(Self { target, port: Some(connect(target)?), sent: VecDeque::new(), patience, stop })
     }
 
+    /// A further connection: a daemon that has gone away since is waited for.
+    pub(crate) fn again(
+        target: &'a dyn Connect,
+        patience: Duration,
+        stop: &'a Stop,
+    ) -> Result<Self, Error> {
+        let mut lasting = Self { target, port: None, sent: VecDeque::new(), patience, stop };
+        lasting.request("connect", |_| Ok(())).map(|()| lasting)
+    }
+
     /// Requests that were sent and not answered.
     pub(crate) fn in_flight(&self) -> usize {
         self.sent.len()

@@ -416,6 +416,8 @@ impl<'a> Receiver<'a> {
                         size_bytes,
                         block_bytes,
                         empty,
+                        // The volume is held.
+                        is_first: false,
                         patience,
                         stop: &stop,
                         progress: &progress,
@@ -438,8 +440,8 @@ impl<'a> Receiver<'a> {
             };
             written_bytes += written.map_err(keeps)?.written_bytes;
             // A daemon that was started anew meanwhile has lost the former.
-            drop(std::mem::replace(&mut held, self.hold(&target, volume).await.map_err(keeps)?));
-            self.advance(volume, offset).await.map_err(keeps)?;
+            let again = interruptible(stop, self.hold_at(offset, &target, volume, stop)).await;
+            drop(std::mem::replace(&mut held, again.map_err(keeps)?));
             if let Some(ended) = ended {
                 return ended.map(|()| written_bytes).map_err(keeps);
             }
@@ -458,6 +460,33 @@ impl<'a> Receiver<'a> {
         let request = GetVolumeRequest { name: volume.name.clone(), pool: volume.pool.clone() };
         let now = answers::volume(self.apply.client.get_volume(request).await?.volume)?;
         self.check_same(volume, &now).map(|()| held)
+    }
+
+    /// The same, and keeps a position, once a daemon that has gone away is back.
+    async fn hold_at(
+        &mut self,
+        offset: u64,
+        target: &Arc<Target>,
+        volume: &Volume,
+        stop: &Stop,
+    ) -> Result<Box<dyn Port>, Error> {
+        const PAUSE: Duration = Duration::from_millis(200);
+
+        let clock = Clock::start();
+        loop {
+            let held = match self.hold(target, volume).await {
+                Ok(held) => self.advance(volume, offset).await.map(|()| held),
+                Err(error) => Err(error),
+            };
+            // One that is starting may refuse a connection that it will take later.
+            let is_away =
+                |error: &Error| matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Io);
+            if !held.as_ref().is_err_and(is_away) || clock.elapsed() >= self.apply.asked.reconnect {
+                return held;
+            }
+            stop.check()?;
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     /// Keeps a position, unless an earlier stream came further.
