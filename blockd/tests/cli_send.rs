@@ -377,6 +377,22 @@ fn nothing_of_a_stream_that_lacks_a_record_is_kept_when_its_last_piece_fails() {
     assert!(code == 4 && error == "partly received volume copy does not exist", "{error}");
 }
 
+#[test]
+fn snapshots_that_are_kept_are_counted_for_each_volume() {
+    let (daemon, monday, tuesday) = two_days();
+    let ends = |volume: &str, keep: &[&str], stream: &[u8]| {
+        let mut command = daemon.command(&[&["receive", volume, "-"], keep].concat());
+        let mut receiver = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        receiver.stdin.take().unwrap().write_all(stream).unwrap();
+        assert!(receiver.wait().unwrap().success());
+    };
+    ends("copy@home", &[], &monday);
+    ends("copy", &["--keep", "1"], &monday);
+    // Its base is there.
+    ends("copy@home", &[], &tuesday);
+    assert!(raw(&daemon, "copy@home") == raw(&daemon, "data@tue"));
+}
+
 /// A receive of `copy` that has all but the end of a stream, as durable data.
 fn almost_done(daemon: &Daemon, stream: &[u8], socket: &Path) -> (Child, ChildStdin, Vec<u8>) {
     let parts = messages(stream);

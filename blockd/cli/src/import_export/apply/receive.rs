@@ -539,8 +539,9 @@ impl<'a> Receiver<'a> {
         let (begin, mark) = (format!("{}@", volume.name), self.apply.mark_of_pool());
         let mut all = self.apply.all(volume).await?;
         all.retain(|one| {
-            let is_one = one.name.starts_with(&begin) && one.name.contains(&mark);
-            is_one && one.kind() == VolumeKind::Snapshot
+            // A name with one more is of a volume whose own name begins like that.
+            let tag = one.name.strip_prefix(&begin).filter(|tag| !tag.contains('@'));
+            tag.is_some_and(|tag| tag.contains(&mark)) && one.kind() == VolumeKind::Snapshot
         });
         all.sort_by_key(|one| one.id);
         let old = all.len().saturating_sub(keep as usize);
