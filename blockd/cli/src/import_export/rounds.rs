@@ -20,7 +20,7 @@ use crate::client::Client;
 use crate::duration::duration;
 use crate::labels::Pairs;
 use crate::transfer::link::TlsArguments;
-use crate::{Context, answers, names, set};
+use crate::{Context, answers, encryption, names, set};
 
 /// The label of a snapshot that is to be sent, with the address of its receiver. It is set when the
 /// snapshot is taken: one without it is not of these commands, whatever its name.
@@ -124,9 +124,7 @@ impl Move {
         }
         let (name, target) = (rounds.to.name.clone(), rounds.to.target.clone());
         let behind = rounds.newest();
-        let request =
-            DetachVolumeRequest { name: name.clone(), pool: rounds.to.pool.clone(), force: false };
-        rounds.client.detach_volume(request).await.map_err(|error| {
+        rounds.detach().await.map_err(|error| {
             error.with_note(&format!(
                 "{target} has it up to {behind}: end the programs that use it, and repeat this"
             ))
@@ -287,6 +285,14 @@ impl<'a> Rounds<'a> {
         self.sent.push(answers::volume(labelled)?);
         self.done.rounds.push(Round { snapshot: snapshot.name, since, written_bytes });
         Ok(written_bytes.unwrap_or(0))
+    }
+
+    /// Detaches the volume, and closes an encryption above it, as `blockd detach` does.
+    async fn detach(&mut self) -> Result<(), Error> {
+        let (name, pool) = (self.to.name.clone(), self.to.pool.clone());
+        encryption::close(&mut self.client, &name, &pool, false).await?;
+        let request = DetachVolumeRequest { name, pool, force: false };
+        self.client.detach_volume(request).await.map(drop)
     }
 
     /// Checks that the volume is as the receiver has it, which has attached it.
