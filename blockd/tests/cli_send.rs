@@ -504,7 +504,11 @@ fn one_volume_is_received_by_one_command_at_a_time() {
         daemon.ok(&["list", "--all"]).contains(".receive-copy")
     });
     let (succeeded, error) = receive(&daemon, "copy", &monday, None);
-    assert!(!succeeded && error.contains("is being received by another command"), "{error}");
+    let expected = "is being received or imported by another command";
+    assert!(!succeeded && error.contains(expected), "{error}");
+    fs::write(daemon.dir.join("monday"), &monday).unwrap();
+    let (code, error) = daemon.failure(&["import", "monday", "copy", "--apply"]);
+    assert!(code == 7 && error.contains(expected), "{code} {error}");
     pipe.write_all(&monday[HEADER..]).unwrap();
     drop(pipe);
     assert!(first.wait().unwrap().success());
@@ -562,7 +566,7 @@ fn a_volume_is_received_by_one_command_across_network_namespaces() {
     pipe.write_all(&last.concat()).unwrap();
     drop(pipe);
     let error = String::from_utf8(output.stderr).unwrap();
-    let refused = error.contains("is being received by another command");
+    let refused = error.contains("is being received or imported by another command");
     assert!(!output.status.success() && refused, "{error}");
     assert!(first.wait().unwrap().success());
     assert!(raw(&daemon, "copy") == raw(&daemon, "data@mon"));

@@ -88,6 +88,7 @@ pub(super) async fn run(asked: &Import, context: &Context) -> Result<(), Error> 
     }
     let clock = Clock::start();
     let mut apply = Apply::begin(asked, context, header).await?;
+    let _claim = receive::claimed(&apply).await?;
     let answer = match apply.find().await? {
         Found::Done(volume, marker) => apply.answer(volume, Some(marker), &clock),
         Found::Place(place) => {

@@ -640,9 +640,9 @@ impl Pieces {
     }
 }
 
-/// Claims a volume for one receive on this host. An abstract socket, as it needs no place to be
-/// written to and ends with its process, however that ends.
-async fn claimed(apply: &Apply<'_>) -> Result<UnixDatagram, Error> {
+/// Claims a volume for one receive or import on this host. An abstract socket, as it needs no place
+/// to be written to and ends with its process, however that ends.
+pub(super) async fn claimed(apply: &Apply<'_>) -> Result<UnixDatagram, Error> {
     /// How long one that was cut off may take to end: as long as its connections are waited for.
     const MAX_LOOKS: u32 = 20;
     const LOOK: Duration = Duration::from_millis(100);
@@ -663,7 +663,7 @@ async fn claimed(apply: &Apply<'_>) -> Result<UnixDatagram, Error> {
 }
 
 fn claimed_by_another(apply: &Apply<'_>) -> Error {
-    Error::in_use(apply.what(), "is being received by another command")
+    Error::in_use(apply.what(), "is being received or imported by another command")
 }
 
 fn lock(pieces: &Mutex<Pieces>) -> std::sync::MutexGuard<'_, Pieces> {
