@@ -419,6 +419,24 @@ fn a_move_leaves_snapshots_of_others_whatever_their_names() {
     assert_eq!(snapshots(&here, "data@move-").len(), 4);
 }
 
+#[test]
+fn a_volume_that_is_replicated_moves_to_the_same_receiver() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let target = listening.target();
+    here.ok(&["replicate", "data", &target]);
+    write(&here, 1);
+    let done = here.json(&["move", "data", &target]);
+    let rounds = done["rounds"].as_array().unwrap();
+    assert_eq!(rounds[0]["since"], "data@replica-1", "{done}");
+    assert_eq!(rounds[0]["written_bytes"], MIB, "{done}");
+    assert!(raw(&there, "data") == raw(&here, "data"));
+    assert_eq!(snapshots(&here, "data@replica-").len(), 0);
+    // And back to a replica, as long as none of the two is written.
+    let done = here.json(&["replicate", "data", &target]);
+    assert_eq!(done["rounds"][0]["since"], "data@move-2", "{done}");
+}
+
 /// The records of what was received have names that begin like those of the snapshots to be sent.
 #[test]
 fn a_replica_is_replicated_and_keeps_its_base() {

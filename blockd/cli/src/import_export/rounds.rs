@@ -27,6 +27,10 @@ use crate::{Context, answers, encryption, names, set};
 const SENDING: &str = "blockd.io/sending-to";
 /// The label that takes the place of the former once the whole snapshot was sent.
 const SENT: &str = "blockd.io/sent-to";
+/// How the names of snapshots of either command go on behind the volume's name. One command goes on
+/// where the other has sent a volume to.
+const MOVE: &str = "@move-";
+const REPLICA: &str = "@replica-";
 /// Rounds before the last of a move. Each takes a part of the time of the one before, unless the
 /// volume is written faster than it can be sent: then more of them are of no use.
 const MAX_ROUNDS: u32 = 8;
@@ -114,7 +118,7 @@ struct Done {
 
 impl Move {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
-        let mut rounds = Rounds::begin(self.to, "move-", context).await?;
+        let mut rounds = Rounds::begin(self.to, MOVE, context).await?;
         loop {
             let small = rounds.round(false).await? <= SMALL_BYTES;
             rounds.retain(1).await;
@@ -150,7 +154,7 @@ impl Move {
 impl Replicate {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
         let keep = self.keep as usize;
-        let mut rounds = Rounds::begin(self.to, "replica-", context).await?;
+        let mut rounds = Rounds::begin(self.to, REPLICA, context).await?;
         rounds.round(false).await?;
         let newest = rounds.sent.last();
         let made = newest.map_or(0, |one| one.made_unix_ms);
@@ -204,11 +208,12 @@ impl<'a> Rounds<'a> {
             let problem = "is a snapshot: send it with `blockd send`";
             return Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem));
         }
-        let prefix = format!("{}@{tag}", to.name);
+        let prefixes = [MOVE, REPLICA].map(|tag| format!("{}{tag}", to.name));
+        let prefix = format!("{}{tag}", to.name);
         let request = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
         let mut own = client.list_volumes(request).await?.volumes;
         own.retain(|one| one.kind() == VolumeKind::Snapshot);
-        own.retain(|one| number(&one.name, &prefix).is_some());
+        own.retain(|one| prefixes.iter().any(|prefix| number(&one.name, prefix).is_some()));
         own.sort_by_key(|one| one.id);
         let last_number = own.iter().filter_map(|one| number(&one.name, &prefix)).max();
         let last_number = last_number.unwrap_or(0);
