@@ -9,8 +9,8 @@
 
 mod listen;
 
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +24,8 @@ use blockd_media::clock::Clock;
 use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::names::check_name;
 use blockd_media::units;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use serde::Serialize;
 
 use super::super::{Import, address, blocking, interruptible, settled, taken};
@@ -178,7 +180,7 @@ struct Receiver<'a> {
     /// How many snapshots that record a content stay; all where it is absent.
     keep: Option<u32>,
     /// Held by one receive of the volume, as long as it lives.
-    _claim: UnixDatagram,
+    _claim: Option<Flock<File>>,
 }
 
 impl<'a> Receiver<'a> {
@@ -640,23 +642,28 @@ impl Pieces {
     }
 }
 
-/// Claims a volume for one receive or import on this host. An abstract socket, as it needs no place
-/// to be written to and ends with its process, however that ends.
-pub(super) async fn claimed(apply: &Apply<'_>) -> Result<UnixDatagram, Error> {
+/// Claims a volume for one receive or import on this host, by a lock that ends with its process,
+/// however that ends. Its file is beside the control socket, where no other user can hold it.
+/// Without one, where files can't be made there, commands are kept apart by the hidden volume's
+/// connections alone.
+pub(super) async fn claimed(apply: &Apply<'_>) -> Result<Option<Flock<File>>, Error> {
     /// How long one that was cut off may take to end: as long as its connections are waited for.
     const MAX_LOOKS: u32 = 20;
     const LOOK: Duration = Duration::from_millis(100);
 
-    // A hash, as an address has room for 107 bytes.
+    // A hash, as names of volumes are longer than those of files may be.
     let of = [&apply.pool_id[..], apply.asked.name.as_bytes()].concat();
-    let name = format!("blockd-receive-{:032x}", xxhash_rust::xxh3::xxh3_128(&of));
-    let failed = |source| Error::io(format!("claiming {}", apply.what()), source);
-    let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
+    let name = format!("receive-{:032x}.lock", xxhash_rust::xxh3::xxh3_128(&of));
+    let path = apply.client.folder().join(name);
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let Ok(mut file) = options.open(&path) else { return Ok(None) };
     for _ in 0..MAX_LOOKS {
-        match UnixDatagram::bind_addr(&address) {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
-            bound => return bound.map_err(failed),
-        }
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(claim) => return Ok(Some(claim)),
+            Err((file, Errno::EWOULDBLOCK)) => file,
+            Err((_, error)) => return Err(Error::file("lock", &path, error.into())),
+        };
         tokio::time::sleep(LOOK).await;
     }
     Err(claimed_by_another(apply))
