@@ -503,8 +503,10 @@ fn forwarded(to: String, before: impl Fn(u32) + Send + 'static) -> String {
     let target = format!("tcp://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for (number, one) in (1..=2).zip(listener.incoming()) {
-            let (one, other) = (one.unwrap(), TcpStream::connect(&to).unwrap());
+            let one = one.unwrap();
+            // Its receiver drops a connection that does not begin in time.
             before(number);
+            let other = TcpStream::connect(&to).unwrap();
             let ends = [(one.try_clone().unwrap(), other.try_clone().unwrap()), (other, one)];
             for (mut from, mut to) in ends {
                 std::thread::spawn(move || {
