@@ -7,7 +7,7 @@ mod cli_support;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,6 +61,20 @@ fn raw(daemon: &Daemon, volume: &str) -> Vec<u8> {
     let output = daemon.run(&["export", volume, "-"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     output.stdout
+}
+
+/// The stream of a snapshot.
+fn streamed(daemon: &Daemon, snapshot: &str) -> Vec<u8> {
+    let output = daemon.run(&["send", snapshot]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// Bytes of the volume `data` that a receiver has of a stream that is not whole.
+fn received(daemon: &Daemon) -> u64 {
+    let output = daemon.run(&["--json", "receive", "data", "--position"]);
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    found["received_bytes"].as_u64().unwrap_or(0)
 }
 
 /// A volume `data` with the snapshots `mon` and `tue`, and a daemon to send to.
@@ -141,11 +155,7 @@ fn silent_connections_hold_no_sender_up() {
 #[test]
 fn a_sender_that_closes_before_its_turn_changes_nothing() {
     let (here, there) = two_hosts();
-    let [monday, tuesday] = ["mon", "tue"].map(|day| {
-        let output = here.run(&["send", &format!("data@{day}")]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        output.stdout
-    });
+    let [monday, tuesday] = ["data@mon", "data@tue"].map(|day| streamed(&here, day));
     let mut receive = there.command(&["receive", "copy"]);
     let receive = receive.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut cut_off = receive.spawn().unwrap();
@@ -204,16 +214,11 @@ fn a_transfer_goes_on_where_either_end_was_killed() {
     let (here, there) = two_hosts();
     let mut listening = Listening::start(&there, "127.0.0.1:0", &["data"]);
     let (address, target) = (listening.address.clone(), listening.target());
-    let received = || -> u64 {
-        let output = there.run(&["--json", "receive", "data", "--position"]);
-        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        found["received_bytes"].as_u64().unwrap_or(0)
-    };
     let mut send = here.command(&["send", "data@mon", &target]);
     let mut sender = send.stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     for round in 0..4 {
         std::thread::sleep(Duration::from_millis(60));
-        let before = received();
+        let before = received(&there);
         if round % 2 == 0 {
             drop(listening);
             listening = Listening::start(&there, &address, &["data"]);
@@ -222,12 +227,116 @@ fn a_transfer_goes_on_where_either_end_was_killed() {
             sender.wait().unwrap();
             sender = send.spawn().unwrap();
         }
-        let now = received();
+        let now = received(&there);
         assert!(now >= before || now == 0, "{now} of {before} bytes are left");
     }
     assert!(sender.wait().unwrap().success());
     assert!(raw(&there, "data") == raw(&here, "data@mon"));
     wait_until("the hidden volume is gone", || !there.ok(&["list", "--all"]).contains(".receive-"));
+}
+
+/// Forwards connections. Of the first this much is sent on and no more, until the receiver closes.
+fn stalled(to: String, most: u64) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("tcp://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let mut most = most;
+        for mut one in listener.incoming().map(Result::unwrap) {
+            // There is none while the receiver is started again.
+            let Ok(mut other) = TcpStream::connect(&to) else { continue };
+            let (from, mut into) = (one.try_clone().unwrap(), other.try_clone().unwrap());
+            let most = std::mem::replace(&mut most, u64::MAX);
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from.take(most), &mut into);
+            });
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut other, &mut one);
+                let _ = one.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    target
+}
+
+/// Runs a command whose receiver is stopped, and started again, in the middle of the first stream.
+fn with_a_restart(here: &Daemon, there: &Daemon, words: &[&str]) -> Output {
+    let mut listening = Listening::start(there, "127.0.0.1:0", &[]);
+    let address = listening.address.clone();
+    let target = stalled(address.clone(), 10 * MIB);
+    let mut command = here.command(&[words, &[target.as_str()]].concat());
+    let sender = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("a part has come", || received(there) > 0);
+    signal(&listening.child, "TERM");
+    listening.ended();
+    let _again = Listening::start(there, &address, &[]);
+    let output = sender.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+#[test]
+fn a_sender_goes_on_when_its_receiver_was_stopped_and_is_back() {
+    let (here, there) = two_hosts();
+    with_a_restart(&here, &there, &["send", "data@mon"]);
+    assert!(raw(&there, "data") == raw(&here, "data@mon"));
+}
+
+/// A move would detach the volume too early otherwise.
+#[test]
+fn bytes_of_a_round_are_those_of_all_its_attempts() {
+    let (here, there) = two_hosts();
+    let output = with_a_restart(&here, &there, &["--json", "move", "data"]);
+    let done: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let bytes = done["rounds"][0]["written_bytes"].as_u64().unwrap();
+    // What was not durable at the receiver is sent twice.
+    assert!((23 * MIB..46 * MIB).contains(&bytes), "{done}");
+}
+
+/// Its sender may connect again: an answer would be the end.
+#[test]
+fn a_stream_that_breaks_off_is_not_refused() {
+    let (here, there) = two_hosts();
+    let monday = streamed(&here, "data@mon");
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let mut sender = TcpStream::connect(&listening.address).unwrap();
+    sender.write_all(&hello("copy", &monday)).unwrap();
+    // Less than the chunk has.
+    sender.write_all(&(1_u32 << 20).to_le_bytes()).unwrap();
+    sender.write_all(&monday[..512 << 10]).unwrap();
+    sender.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answers = Vec::new();
+    let _ = sender.read_to_end(&mut answers);
+    assert_eq!(answers.len(), 16, "{}", String::from_utf8_lossy(&answers));
+}
+
+/// A stretch of zeroes that takes long to read would be silence otherwise, at each attempt.
+#[test]
+fn a_receiver_sees_how_far_a_whole_stream_is_in_zeroes() {
+    let here = Daemon::start("512M");
+    here.ok(&["add", "data", "--size", "64M"]);
+    let mut client = connect(&here, "data");
+    client.write(40 * MIB, &pattern(1 << 20, 1), false).unwrap();
+    client.disconnect().unwrap();
+    here.ok(&["snapshot", "data", "--tag", "mon"]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("tcp://{}", listener.local_addr().unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| here.run(&["send", "data@mon", &target, "--reconnect", "1ms"]));
+        let mut tcp = listener.accept().unwrap().0;
+        drop(listener);
+        tcp.read_exact(&mut [0; 658]).unwrap();
+        let mut send_from_0 = [0; 16];
+        send_from_0[0] = 1;
+        tcp.write_all(&send_from_0).unwrap();
+        // The first chunk: its length, the header of the stream, and a record.
+        let mut begin = [0; 4 + 512 + 24];
+        tcp.read_exact(&mut begin).unwrap();
+        drop(tcp);
+        let record = begin.last_chunk::<24>().unwrap();
+        let kind = u32::from_le_bytes(*record.first_chunk().unwrap());
+        let offset = u64::from_le_bytes(*record[8..].first_chunk().unwrap());
+        assert_eq!((kind, offset), (2, 0));
+    });
 }
 
 #[test]
@@ -310,6 +419,24 @@ fn a_move_leaves_snapshots_of_others_whatever_their_names() {
     assert_eq!(snapshots(&here, "data@move-").len(), 4);
 }
 
+#[test]
+fn a_volume_that_is_replicated_moves_to_the_same_receiver() {
+    let (here, there) = two_hosts();
+    let listening = Listening::start(&there, "127.0.0.1:0", &[]);
+    let target = listening.target();
+    here.ok(&["replicate", "data", &target]);
+    write(&here, 1);
+    let done = here.json(&["move", "data", &target]);
+    let rounds = done["rounds"].as_array().unwrap();
+    assert_eq!(rounds[0]["since"], "data@replica-1", "{done}");
+    assert_eq!(rounds[0]["written_bytes"], MIB, "{done}");
+    assert!(raw(&there, "data") == raw(&here, "data"));
+    assert_eq!(snapshots(&here, "data@replica-").len(), 0);
+    // And back to a replica, as long as none of the two is written.
+    let done = here.json(&["replicate", "data", &target]);
+    assert_eq!(done["rounds"][0]["since"], "data@move-2", "{done}");
+}
+
 /// The records of what was received have names that begin like those of the snapshots to be sent.
 #[test]
 fn a_replica_is_replicated_and_keeps_its_base() {
@@ -376,8 +503,10 @@ fn forwarded(to: String, before: impl Fn(u32) + Send + 'static) -> String {
     let target = format!("tcp://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for (number, one) in (1..=2).zip(listener.incoming()) {
-            let (one, other) = (one.unwrap(), TcpStream::connect(&to).unwrap());
+            let one = one.unwrap();
+            // Its receiver drops a connection that does not begin in time.
             before(number);
+            let other = TcpStream::connect(&to).unwrap();
             let ends = [(one.try_clone().unwrap(), other.try_clone().unwrap()), (other, one)];
             for (mut from, mut to) in ends {
                 std::thread::spawn(move || {

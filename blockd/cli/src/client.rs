@@ -116,6 +116,11 @@ impl Client {
         Ok(Self { inner, socket, timeout, shows_waits: true })
     }
 
+    /// The folder of the socket.
+    pub(crate) fn folder(&self) -> &Path {
+        self.socket.parent().unwrap_or_else(|| Path::new("/"))
+    }
+
     /// The same, with nothing said of calls that take long.
     pub(crate) fn silent(self) -> Self {
         Self { shows_waits: false, ..self }

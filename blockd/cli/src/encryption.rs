@@ -101,7 +101,10 @@ impl Encryption {
         if is_encrypted(&volume) || volume.valid_bytes == 0 {
             return Ok(());
         }
-        let problem = "holds data that is not encrypted; copy it to a volume that is new";
+        let problem = format!(
+            "holds data, and has no label {LABEL}={KIND}: set that with `blockd set --label` if it \
+             is a copy of an encrypted volume, else copy the data to a volume that is new"
+        );
         Err(Error::in_use(format!("volume {}", shown(name)), problem))
     }
 

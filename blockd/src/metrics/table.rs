@@ -343,8 +343,8 @@ pub const METRICS: &[Metric] = &[
         "blockd_volume_replicated_timestamp_seconds",
         Gauge,
         VOLUME,
-        "When the newest snapshot was taken that `blockd replicate` has sent, in Unix time: \
-         `time()` less this is the lag",
+        "When the newest snapshot was taken that `blockd replicate` has sent to any receiver, \
+         in Unix time: `time()` less this is the lag of the last run",
     ),
     metric("blockd_requests", Counter, REQUEST, "Requests answered"),
     metric("blockd_request_bytes", Counter, REQUEST, "Bytes of requests answered"),

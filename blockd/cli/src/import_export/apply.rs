@@ -88,6 +88,7 @@ pub(super) async fn run(asked: &Import, context: &Context) -> Result<(), Error> 
     }
     let clock = Clock::start();
     let mut apply = Apply::begin(asked, context, header).await?;
+    let _claim = receive::claimed(&apply).await?;
     let answer = match apply.find().await? {
         Found::Done(volume, marker) => apply.answer(volume, Some(marker), &clock),
         Found::Place(place) => {
@@ -304,6 +305,7 @@ impl Apply<'_> {
                 size_bytes,
                 block_bytes,
                 empty: false,
+                is_first: true,
                 patience,
                 stop: &stop_there,
                 progress: &progress,

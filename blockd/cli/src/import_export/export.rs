@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use blockd_api::v1::{
@@ -21,10 +22,10 @@ use super::{address, blocking, identity, interruptible, pool_id, qemu_export, se
 use crate::answers;
 use crate::client::Client;
 use crate::duration::duration;
-use crate::transfer::export::{self, Exported, Sink};
+use crate::transfer::export::{self, Backup, Exported, Sink};
 use crate::transfer::format::Format;
 use crate::transfer::increment::{Header, Identity, Position, Writer};
-use crate::transfer::link::{Outgoing, Shared, lock};
+use crate::transfer::link::{Outgoing, Prompt, Shared, lock};
 use crate::transfer::nbd::Target;
 use crate::transfer::progress::Progress;
 use crate::transfer::qemu;
@@ -96,6 +97,8 @@ pub(super) struct Stream {
     pub(super) level: Option<i32>,
     /// The receiver, if the stream goes over TCP.
     pub(super) remote: Option<Remote>,
+    /// Bytes of data that were sent in all attempts.
+    pub(super) sent_bytes: Arc<AtomicU64>,
 }
 
 /// A copy that is to be made.
@@ -104,6 +107,7 @@ struct Job {
     header: Option<Header>,
     level: Option<i32>,
     link: Option<Shared>,
+    written_bytes: Arc<AtomicU64>,
 }
 
 impl Stream {
@@ -128,6 +132,15 @@ impl Stream {
         }
         header.from_bytes = position.offset;
         Ok(())
+    }
+
+    fn job(&self, header: Option<Header>, link: Option<Shared>) -> Job {
+        Job { header, level: self.level, link, written_bytes: Arc::clone(&self.sent_bytes) }
+    }
+
+    /// Bytes of data that earlier attempts have sent, if there were any.
+    fn sent(&self) -> Option<u64> {
+        Some(self.sent_bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
 }
 
@@ -175,7 +188,7 @@ impl Export {
         let (output, link) = match (&stream.remote, &mut header) {
             (Some(remote), Some(header)) => match remote.begin(header, &volume).await? {
                 Some(link) => (Output::Stdout, Some(link)),
-                None => return Ok(self.answer(&volume, None, &Clock::start())),
+                None => return Ok(self.answer(&volume, stream.sent(), &Clock::start())),
             },
             _ => (Output::open(&self.file, self.force)?, None),
         };
@@ -192,7 +205,7 @@ impl Export {
             volume = answers::volume(client.attach_volume(request).await?.volume)?;
         }
         let clock = Clock::start();
-        let job = Job { header: header.clone(), level: stream.level, link: link.clone() };
+        let job = stream.job(header.clone(), link.clone());
         let copied = match self.copy(context, &volume, &output, job).await {
             Ok(copied) => {
                 let base = header.as_ref().and_then(|header| header.base.as_ref());
@@ -337,7 +350,7 @@ impl Export {
         context: &Context,
         volume: &Volume,
         output: &Output,
-        Job { header, level, link }: Job,
+        Job { header, level, link, written_bytes }: Job,
     ) -> Result<Option<Exported>, Error> {
         let stop = link.as_ref().map_or_else(Arc::default, |link| Arc::clone(lock(link).stop()));
         let size_bytes = amount(volume.size_bytes);
@@ -362,9 +375,16 @@ impl Export {
                             patience,
                             stop: &stop,
                             progress: &progress,
+                            written_bytes: &written_bytes,
                         };
                         let sink = match header {
-                            Some(header) => backup_sink(out(file, link), &header, level, &path),
+                            // The base may have had data there, and a receiver has to see that
+                            // the stream goes on, and how far.
+                            Some(header) => {
+                                let has_zeroes = header.base.is_some() || link.is_some();
+                                let writer = backup(out(file, link), &header, level, &path);
+                                writer.map(|writer| Sink::Increment(writer, has_zeroes))
+                            }
                             None => sink(file, size_bytes, &path),
                         };
                         sink.and_then(|sink| export.run(sink)).map(Some)
@@ -441,26 +461,24 @@ fn sink(output: Option<File>, size_bytes: u64, path: &Path) -> Result<Sink, Erro
 /// Where a backup goes.
 fn out(file: Option<File>, link: Option<Shared>) -> Box<dyn Write + Send> {
     match (link, file) {
-        (Some(link), _) => Box::new(Outgoing(link)),
-        (None, Some(file)) => Box::new(Special(file)),
-        (None, None) => Box::new(Stdout),
+        (Some(link), _) => Box::new(Prompt::new(Outgoing(link))),
+        (None, Some(file)) => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Special(file))),
+        (None, None) => Box::new(BufWriter::with_capacity(BUFFER_BYTES, Stdout)),
     }
 }
 
-/// The same of a backup, which begins with what it is.
-fn backup_sink(
+/// Begins a backup.
+fn backup(
     out: Box<dyn Write + Send>,
     header: &Header,
     level: Option<i32>,
     path: &Path,
-) -> Result<Sink, Error> {
-    let out: Box<dyn Write + Send> = Box::new(BufWriter::with_capacity(BUFFER_BYTES, out));
+) -> Result<Backup, Error> {
     let writer = Writer::begin(out, header).and_then(|writer| match level {
         Some(level) => writer.compressing(level),
         None => Ok(writer),
     });
-    let writer = writer.map_err(|source| Error::file("write", path, source))?;
-    Ok(Sink::Increment(writer, header.base.is_some()))
+    writer.map_err(|source| Error::file("write", path, source))
 }
 
 /// A block device, or whatever else has a path and is no regular file. Written data is durable

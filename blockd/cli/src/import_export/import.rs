@@ -313,6 +313,7 @@ impl Import {
                 size_bytes,
                 block_bytes,
                 empty,
+                is_first: true,
                 patience,
                 stop: &moving,
                 progress,

@@ -1,10 +1,13 @@
 //! The receiver of a stream, at the other end of a TCP connection.
 
+use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use blockd_api::v1::Volume;
+use blockd_media::clock::Clock;
 use blockd_media::error::Error;
 use blockd_media::names::check_new_name;
 
@@ -15,6 +18,9 @@ use crate::transfer::{Stop, interrupted};
 
 /// How the address of a receiver begins.
 pub(super) const SCHEME: &str = "tcp://";
+
+/// A receiver that has no other sender answers sooner, most often.
+const SOON: Duration = Duration::from_secs(10);
 
 /// A receiver.
 #[derive(Clone, Debug)]
@@ -27,7 +33,7 @@ pub(super) struct Remote {
     tls: TlsArguments,
     /// The connection has failed since the last [`Remote::is_cut`], and nothing else.
     is_cut: Arc<AtomicBool>,
-    /// A transfer has begun since the last [`Remote::has_begun`].
+    /// A transfer has begun, or waited for its turn, since the last [`Remote::has_begun`].
     has_begun: Arc<AtomicBool>,
     /// Transfers in a row that began no farther than one before them.
     in_vain: Arc<AtomicU32>,
@@ -68,7 +74,7 @@ impl Remote {
         self.is_cut.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether a transfer has begun since the last call.
+    /// Whether a transfer has begun, or waited for its turn, since the last call.
     pub(super) fn has_begun(&self) -> bool {
         self.has_begun.swap(false, Ordering::Relaxed)
     }
@@ -98,6 +104,17 @@ impl Remote {
         error
     }
 
+    /// Says once that there is no answer yet.
+    async fn awaited<T>(&self, answer: impl Future<Output = T>) -> T {
+        let mut answer = std::pin::pin!(answer);
+        tokio::select! {
+            answer = &mut answer => return answer,
+            () = tokio::time::sleep(SOON) => {}
+        }
+        eprintln!("blockd: {} has not answered yet: other senders may be before", self.address);
+        answer.await
+    }
+
     /// Connects, and has the stream begin where the receiver says. `None`: it has all of it.
     pub(super) async fn begin(
         &self,
@@ -116,11 +133,15 @@ impl Remote {
             let (remote, stop) = (self.clone(), Arc::clone(&stop));
             move || {
                 let mut link = Link::connect(&remote.address, &remote.tls, &stop)?;
-                let reply = link.begin(&hello)?;
-                Ok((link, reply))
+                link.begin(&hello)?;
+                let clock = Clock::start();
+                let reply = link.first_reply();
+                // Time in the queue of a receiver is no time without one.
+                remote.has_begun.fetch_or(clock.elapsed() >= SOON, Ordering::Relaxed);
+                Ok((link, reply?))
             }
         };
-        let begun = interruptible(&stop, blocking(work)).await;
+        let begun = interruptible(&stop, self.awaited(blocking(work))).await;
         let (link, reply) = begun.map_err(|error| self.cut(error))?;
         match reply {
             Reply::Send(offset) if offset <= header.snapshot.size_bytes => {

@@ -20,13 +20,17 @@ use crate::client::Client;
 use crate::duration::duration;
 use crate::labels::Pairs;
 use crate::transfer::link::TlsArguments;
-use crate::{Context, answers, names, set};
+use crate::{Context, answers, encryption, names, set};
 
 /// The label of a snapshot that is to be sent, with the address of its receiver. It is set when the
 /// snapshot is taken: one without it is not of these commands, whatever its name.
 const SENDING: &str = "blockd.io/sending-to";
 /// The label that takes the place of the former once the whole snapshot was sent.
 const SENT: &str = "blockd.io/sent-to";
+/// How the names of snapshots of either command go on behind the volume's name. One command goes on
+/// where the other has sent a volume to.
+const MOVE: &str = "@move-";
+const REPLICA: &str = "@replica-";
 /// Rounds before the last of a move. Each takes a part of the time of the one before, unless the
 /// volume is written faster than it can be sent: then more of them are of no use.
 const MAX_ROUNDS: u32 = 8;
@@ -114,7 +118,7 @@ struct Done {
 
 impl Move {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
-        let mut rounds = Rounds::begin(self.to, "move-", context).await?;
+        let mut rounds = Rounds::begin(self.to, MOVE, context).await?;
         loop {
             let small = rounds.round(false).await? <= SMALL_BYTES;
             rounds.retain(1).await;
@@ -124,9 +128,7 @@ impl Move {
         }
         let (name, target) = (rounds.to.name.clone(), rounds.to.target.clone());
         let behind = rounds.newest();
-        let request =
-            DetachVolumeRequest { name: name.clone(), pool: rounds.to.pool.clone(), force: false };
-        rounds.client.detach_volume(request).await.map_err(|error| {
+        rounds.detach().await.map_err(|error| {
             error.with_note(&format!(
                 "{target} has it up to {behind}: end the programs that use it, and repeat this"
             ))
@@ -152,7 +154,7 @@ impl Move {
 impl Replicate {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
         let keep = self.keep as usize;
-        let mut rounds = Rounds::begin(self.to, "replica-", context).await?;
+        let mut rounds = Rounds::begin(self.to, REPLICA, context).await?;
         rounds.round(false).await?;
         let newest = rounds.sent.last();
         let made = newest.map_or(0, |one| one.made_unix_ms);
@@ -206,11 +208,12 @@ impl<'a> Rounds<'a> {
             let problem = "is a snapshot: send it with `blockd send`";
             return Err(Error::in_use(format!("volume {}", shown(&volume.name)), problem));
         }
-        let prefix = format!("{}@{tag}", to.name);
+        let prefixes = [MOVE, REPLICA].map(|tag| format!("{}{tag}", to.name));
+        let prefix = format!("{}{tag}", to.name);
         let request = ListVolumesRequest { pool: volume.pool.clone(), brief: true };
         let mut own = client.list_volumes(request).await?.volumes;
         own.retain(|one| one.kind() == VolumeKind::Snapshot);
-        own.retain(|one| number(&one.name, &prefix).is_some());
+        own.retain(|one| prefixes.iter().any(|prefix| number(&one.name, prefix).is_some()));
         own.sort_by_key(|one| one.id);
         let last_number = own.iter().filter_map(|one| number(&one.name, &prefix)).max();
         let last_number = last_number.unwrap_or(0);
@@ -274,7 +277,7 @@ impl<'a> Rounds<'a> {
             ..Export::backup(&snapshot.name, target, pool, self.to.reconnect)
         };
         let remote = Remote::parse(&self.to.target, is_last, &self.to.tls)?;
-        let stream = Stream { resume: None, level: self.to.compress, remote };
+        let stream = Stream { level: self.to.compress, remote, ..Stream::default() };
         let written_bytes = send(&export, self.context, &stream).await?.written_bytes;
         let request = ConfigureVolumeRequest {
             name: snapshot.name.clone(),
@@ -289,12 +292,23 @@ impl<'a> Rounds<'a> {
         Ok(written_bytes.unwrap_or(0))
     }
 
+    /// Detaches the volume, and closes an encryption above it, as `blockd detach` does.
+    async fn detach(&mut self) -> Result<(), Error> {
+        let (name, pool) = (self.to.name.clone(), self.to.pool.clone());
+        encryption::close(&mut self.client, &name, &pool, false).await?;
+        let request = DetachVolumeRequest { name, pool, force: false };
+        self.client.detach_volume(request).await.map(drop)
+    }
+
     /// Checks that the volume is as the receiver has it, which has attached it.
     async fn check_unchanged(&mut self) -> Result<(), Error> {
         let Some(last) = self.sent.last() else { return Ok(()) };
         let request = GetVolumeRequest { name: self.to.name.clone(), pool: self.to.pool.clone() };
-        let volume = answers::volume(self.client.get_volume(request).await?.volume)?;
-        let changed = changed_bytes(&mut self.client, &volume, last).await?;
+        let has_it =
+            |error: Error| error.with_note(&format!("{} has the volume attached", self.to.target));
+        let volume = self.client.get_volume(request).await.map_err(has_it)?.volume;
+        let volume = answers::volume(volume)?;
+        let changed = changed_bytes(&mut self.client, &volume, last).await.map_err(has_it)?;
         if !volume.attached && changed == Some(0) {
             return Ok(());
         }

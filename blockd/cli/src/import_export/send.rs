@@ -109,7 +109,8 @@ impl Send {
             let allowed = "without --resume: the receiver says where to begin";
             return Err(Error::invalid("TARGET", self.target.display(), allowed));
         }
-        let stream = Stream { resume: self.resume.clone(), level: self.compress, remote };
+        let resume = self.resume.clone();
+        let stream = Stream { resume, level: self.compress, remote, ..Stream::default() };
         let export = Export {
             since: self.since.clone(),
             force: self.force,

@@ -25,8 +25,7 @@ pub(crate) enum Sink {
     File(File),
     /// Standard output, or whatever else has to be written from the beginning to the end.
     Stream(Box<dyn Write + Send>),
-    /// An incremental backup, and whether zeroes are written: where there is a base, it may have
-    /// had data there.
+    /// An incremental backup, and whether its zeroes are written.
     Increment(Backup, bool),
 }
 
@@ -35,7 +34,7 @@ pub(crate) type Backup = Writer<Box<dyn Write + Send>>;
 
 /// The result of an export.
 pub(crate) struct Exported {
-    /// Bytes that were written.
+    /// Bytes that were written, by earlier attempts as well.
     pub(crate) written_bytes: u64,
     /// The backup, which its end makes valid: the caller may first check what was read.
     pub(crate) backup: Option<Backup>,
@@ -57,6 +56,8 @@ pub(crate) struct Export<'a> {
     pub(crate) stop: &'a Stop,
     /// Counts each byte.
     pub(crate) progress: &'a Progress,
+    /// Counts bytes of data that are written, also where the export fails.
+    pub(crate) written_bytes: &'a AtomicU64,
 }
 
 /// A range to be read, and where its bytes go if not into the file: the writer takes them in the
@@ -86,7 +87,7 @@ impl Export<'_> {
         let connect = || Lasting::connect(self.source, self.patience, self.stop);
         let map = connect()?;
         let ports = (0..CONNECTION_COUNT).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
-        let (written_bytes, failed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let failed = AtomicBool::new(false);
         let file = match &sink {
             Sink::File(file) => Some(file.try_clone().map_err(|source| self.failed(source))?),
             Sink::Stream(_) | Sink::Increment(..) => None,
@@ -95,8 +96,8 @@ impl Export<'_> {
             let mut readers = Vec::new();
             for port in ports {
                 let (work, spare) = (work.clone(), spare.clone());
-                let (file, written_bytes, failed) = (file.as_ref(), &written_bytes, &failed);
-                let reader = Reader { export: self, port, file, written_bytes, orders: Vec::new() };
+                let (file, failed) = (file.as_ref(), &failed);
+                let reader = Reader { export: self, port, file, orders: Vec::new() };
                 readers.push(scope.spawn(move || {
                     let ended = reader.run(&work, &spare);
                     failed.fetch_or(ended.is_err(), Ordering::Relaxed);
@@ -107,7 +108,7 @@ impl Export<'_> {
             let pieces = file.is_none().then_some(pieces);
             let feed = Feed { export: self, map, orders, pieces, failed: &failed };
             let feeder = scope.spawn(move || feed.run());
-            let writer = self.write(&mut sink, &answers, &used, &written_bytes);
+            let writer = self.write(&mut sink, &answers, &used);
             // Threads that wait for the writer must see that it is gone.
             drop((answers, used));
             let mut results: Vec<_> = readers.into_iter().map(joined).collect();
@@ -120,7 +121,7 @@ impl Export<'_> {
             Sink::Increment(writer, _) => Ok(Some(writer)),
         };
         let backup = synced.map_err(|source| self.failed(source))?;
-        Ok(Exported { written_bytes: written_bytes.into_inner(), backup })
+        Ok(Exported { written_bytes: self.written_bytes.load(Ordering::Relaxed), backup })
     }
 
     fn failed(&self, source: io::Error) -> Error {
@@ -132,7 +133,6 @@ impl Export<'_> {
         sink: &mut Sink,
         pieces: &Receiver<Piece>,
         used: &Sender<Vec<u8>>,
-        written_bytes: &AtomicU64,
     ) -> Result<(), Failure> {
         for piece in pieces {
             match piece {
@@ -158,7 +158,7 @@ impl Export<'_> {
                         }
                     };
                     let written = written.map_err(|source| self.failed(source))?;
-                    written_bytes.fetch_add(written, Ordering::Relaxed);
+                    self.written_bytes.fetch_add(written, Ordering::Relaxed);
                     self.progress.add(data.len() as u64);
                     let _ = used.try_send(data);
                 }
@@ -244,7 +244,6 @@ struct Reader<'a> {
     port: Lasting<'a>,
     /// The output, where its parts may be written in any order.
     file: Option<&'a File>,
-    written_bytes: &'a AtomicU64,
     /// Orders in flight.
     orders: Vec<Order>,
 }
@@ -289,7 +288,7 @@ impl Reader<'_> {
         if let Some(file) = self.file {
             let written = write_sparse(file, offset, &data);
             let written = written.map_err(|source| self.export.failed(source))?;
-            self.written_bytes.fetch_add(written, Ordering::Relaxed);
+            self.export.written_bytes.fetch_add(written, Ordering::Relaxed);
         }
         self.export.progress.add(data.len() as u64);
         self.port.recycle(data);
@@ -368,6 +367,7 @@ mod tests {
             patience: Duration::from_secs(10),
             stop: &stop,
             progress,
+            written_bytes: &AtomicU64::new(0),
         };
         let done = export.run(sink)?;
         if let Some(backup) = done.backup {

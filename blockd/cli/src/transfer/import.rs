@@ -55,6 +55,8 @@ pub(crate) struct Import<'a> {
     pub(crate) block_bytes: usize,
     /// Whether the volume holds nothing but zeroes so far.
     pub(crate) empty: bool,
+    /// Whether nothing was connected to it before: a daemon that has gone away since is waited for.
+    pub(crate) is_first: bool,
     /// How long to wait for a daemon that has gone away.
     pub(crate) patience: Duration,
     /// To end early.
@@ -95,7 +97,10 @@ impl Import<'_> {
         let (pieces, work) = bounded(CONNECTION_COUNT * DEPTH);
         // All connections stand before the first byte moves: that one cannot be made is said at
         // once.
-        let connect = || Lasting::connect(self.target, self.patience, self.stop);
+        let connect = || match self.is_first {
+            true => Lasting::connect(self.target, self.patience, self.stop),
+            false => Lasting::again(self.target, self.patience, self.stop),
+        };
         let ports = (0..CONNECTION_COUNT).map(|_| connect()).collect::<Result<Vec<_>, _>>()?;
         // Zeroes of a backup are where its base had data: no use in looking.
         let looks = !self.empty && !matches!(source, Source::Records(_));
@@ -133,7 +138,8 @@ impl Import<'_> {
             results.rotate_left(1);
             first_error(results)
         })?;
-        connect()?.request("flush", |port| port.flush())?;
+        let mut port = Lasting::again(self.target, self.patience, self.stop)?;
+        port.request("flush", |port| port.flush())?;
         Ok(Imported { source_bytes, written_bytes: written_bytes.into_inner() })
     }
 
@@ -333,6 +339,7 @@ mod tests {
             size_bytes: memory.bytes().len() as u64,
             block_bytes: 512,
             empty,
+            is_first: true,
             patience: Duration::from_secs(10),
             stop: &stop,
             progress,
@@ -458,6 +465,7 @@ mod tests {
             size_bytes: 1 << 20,
             block_bytes: 512,
             empty: true,
+            is_first: true,
             patience: Duration::ZERO,
             stop: &stop,
             progress: &progress,

@@ -139,10 +139,10 @@ fn error(error: ClientError) -> PortError {
             PortError::Refused(io::Error::other(error.to_string()))
         }
         ClientError::Connect { source, .. } | ClientError::Io(source) => PortError::Lost(source),
-        ClientError::TimedOut
-        | ClientError::HungUp
-        | ClientError::Protocol(_)
-        | ClientError::Broken => PortError::Lost(io::Error::other(error.to_string())),
+        ClientError::TimedOut => PortError::Silent(ANSWER_TIMEOUT),
+        ClientError::HungUp | ClientError::Protocol(_) | ClientError::Broken => {
+            PortError::Lost(io::Error::other(error.to_string()))
+        }
     }
 }
 

@@ -37,6 +37,8 @@ pub(crate) enum Holds {
 pub(crate) enum PortError {
     /// The connection is gone, and the request perhaps not done: it may be sent again.
     Lost(io::Error),
+    /// There was no answer for this time, and the request is perhaps not done either.
+    Silent(Duration),
     /// The volume answered that it cannot.
     Refused(io::Error),
 }
@@ -121,6 +123,16 @@ impl<'a> Lasting<'a> {
         Ok(Self { target, port: Some(connect(target)?), sent: VecDeque::new(), patience, stop })
     }
 
+    /// A further connection: a daemon that has gone away since is waited for.
+    pub(crate) fn again(
+        target: &'a dyn Connect,
+        patience: Duration,
+        stop: &'a Stop,
+    ) -> Result<Self, Error> {
+        let mut lasting = Self { target, port: None, sent: VecDeque::new(), patience, stop };
+        lasting.request("connect", |_| Ok(())).map(|()| lasting)
+    }
+
     /// Requests that were sent and not answered.
     pub(crate) fn in_flight(&self) -> usize {
         self.sent.len()
@@ -135,7 +147,7 @@ impl<'a> Lasting<'a> {
                 return Err(failed(self.target, request.name(), refused));
             }
             // `receive` connects again, and sends it with all others.
-            Some(Err(PortError::Lost(_))) | None => {
+            Some(Err(PortError::Lost(_) | PortError::Silent(_))) | None => {
                 self.port = None;
                 0
             }
@@ -178,12 +190,14 @@ impl<'a> Lasting<'a> {
             self.stop.check()?;
             let lost = match self.attempt(&mut call) {
                 Ok(answer) => return Ok(answer),
-                Err(PortError::Lost(error)) => error,
-                Err(refused) => return Err(failed(self.target, what, refused)),
+                Err(refused @ PortError::Refused(_)) => {
+                    return Err(failed(self.target, what, refused));
+                }
+                Err(lost) => lost,
             };
             self.port = None;
             if clock.elapsed() >= self.patience {
-                return Err(failed(self.target, what, PortError::Lost(lost)));
+                return Err(failed(self.target, what, lost));
             }
             std::thread::sleep(RETRY_PAUSE.min(self.patience));
         }
@@ -198,7 +212,8 @@ impl<'a> Lasting<'a> {
         }
         // A daemon that is starting may refuse what it will do later.
         let mut port = self.target.connect().map_err(|error| match error {
-            PortError::Lost(error) | PortError::Refused(error) => PortError::Lost(error),
+            PortError::Refused(error) => PortError::Lost(error),
+            lost => lost,
         })?;
         for (number, request) in &mut self.sent {
             *number = port.send(request)?;
@@ -213,6 +228,13 @@ fn failed(target: &dyn Connect, what: &str, error: PortError) -> Error {
         PortError::Lost(source) => Error::Unreachable {
             address: address.to_owned(),
             problem: format!("{what}: the connection is gone: {source}"),
+        },
+        PortError::Silent(time) => Error::Unreachable {
+            address: address.to_owned(),
+            problem: format!(
+                "{what}: no answer within {time:?}: writes wait while the pool is full (`blockd \
+                 pool show`)"
+            ),
         },
         PortError::Refused(source) => Error::io(format!("{address}: {what}"), source),
     }
@@ -259,6 +281,19 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         port.send(write(0, 1)).unwrap();
         assert_eq!(port.receive().unwrap_err().kind(), ErrorKind::Unreachable);
+    }
+
+    /// The daemon is there, and its pool may be full.
+    #[test]
+    fn a_connection_without_answers_is_not_called_gone() {
+        let memory = Memory::new(8192);
+        let stop = Stop::default();
+        let mut port = Lasting::connect(&memory, Duration::ZERO, &stop).unwrap();
+        let silent = |_: &mut dyn Port| Err::<(), _>(PortError::Silent(Duration::from_secs(30)));
+        let error = port.request("transfer", silent).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        let expected = "memory: transfer: no answer within 30s: writes wait while the pool is full";
+        assert!(error.to_string().starts_with(expected), "{error}");
     }
 
     #[test]

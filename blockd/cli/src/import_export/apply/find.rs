@@ -84,10 +84,28 @@ impl Apply<'_> {
             name: self.asked.name.clone(),
             pool: self.asked.pool.clone(),
             size_bytes: units::to_wire(self.header.snapshot.size_bytes),
+            limit_bytes: units::to_wire(self.header.snapshot.size_bytes),
             block_size: self.header.block_bytes,
             ..Default::default()
         };
-        answers::volume(self.client.create_volume(request).await?.volume)
+        let created = self.client.create_volume(request).await;
+        answers::volume(created.map_err(|error| self.of_size(error))?.volume)
+    }
+
+    /// The error of a volume that could not be made with exactly the size of the snapshot.
+    pub(super) fn of_size(&self, error: Error) -> Error {
+        let detail = error.detail();
+        if detail.field == "limit_bytes" { self.other_size(detail.allowed) } else { error }
+    }
+
+    /// The error of a volume whose size is rounded up here: it would never be a copy.
+    pub(super) fn rounded(&self, size_bytes: u64) -> Error {
+        self.other_size(format!("like {size_bytes}, to which it is rounded up here"))
+    }
+
+    fn other_size(&self, allowed: String) -> Error {
+        let Identity { name, size_bytes, .. } = &self.header.snapshot;
+        Error::out_of_range(format!("the size of {}", shown(name)), size_bytes, allowed)
     }
 
     /// Checks that the volume has the content of the file's base. Returns the snapshot that records

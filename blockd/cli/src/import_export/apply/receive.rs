@@ -9,8 +9,8 @@
 
 mod listen;
 
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +24,8 @@ use blockd_media::clock::Clock;
 use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::names::check_name;
 use blockd_media::units;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use serde::Serialize;
 
 use super::super::{Import, address, blocking, interruptible, settled, taken};
@@ -178,7 +180,7 @@ struct Receiver<'a> {
     /// How many snapshots that record a content stay; all where it is absent.
     keep: Option<u32>,
     /// Held by one receive of the volume, as long as it lives.
-    _claim: UnixDatagram,
+    _claim: Option<Flock<File>>,
 }
 
 impl<'a> Receiver<'a> {
@@ -293,6 +295,7 @@ impl<'a> Receiver<'a> {
                 name,
                 pool,
                 size_bytes: units::to_wire(header.snapshot.size_bytes),
+                limit_bytes: units::to_wire(header.snapshot.size_bytes),
                 block_size: header.block_bytes,
                 ..Default::default()
             };
@@ -302,7 +305,8 @@ impl<'a> Receiver<'a> {
                 configure: Some(configure),
                 ..Default::default()
             };
-            let made = self.apply.client.add_volume(request).await?;
+            let made = self.apply.client.add_volume(request).await;
+            let made = made.map_err(|error| self.resizable(self.apply.of_size(error)))?;
             if !made.created {
                 return Err(claimed_by_another(&self.apply));
             }
@@ -326,16 +330,22 @@ impl<'a> Receiver<'a> {
         let (name, pool) = (hidden.name, hidden.pool);
         let request =
             ResizeVolumeRequest { name, pool, size_bytes, shrink: true, ..Default::default() };
-        let resized = self.apply.client.resize_volume(request).await.map_err(|error| {
-            // The sub-blocks of the sender's pool are smaller.
-            let of = shown(&self.apply.header.snapshot.name);
-            let note = format!(
-                "delete {of} at the sender, resize its volume to such a size, and send a new \
-                 snapshot"
-            );
-            if error.kind() == ErrorKind::Invalid { error.with_note(&note) } else { error }
-        })?;
-        answers::volume(resized.volume)
+        // The sub-blocks of the sender's pool are smaller.
+        let resized = self.apply.client.resize_volume(request).await;
+        let resized = answers::volume(resized.map_err(|error| self.resizable(error))?.volume)?;
+        if resized.size_bytes != size_bytes {
+            return Err(self.resizable(self.apply.rounded(amount(resized.size_bytes))));
+        }
+        Ok(resized)
+    }
+
+    /// An error of a size that volumes here can't have, with what helps.
+    fn resizable(&self, error: Error) -> Error {
+        let of = shown(&self.apply.header.snapshot.name);
+        let note = format!(
+            "delete {of} at the sender, resize its volume to such a size, and send a new snapshot"
+        );
+        if error.kind() == ErrorKind::Invalid { error.with_note(&note) } else { error }
     }
 
     /// Writes the stream to the hidden volume, piece by piece: each is durable before the position
@@ -408,6 +418,8 @@ impl<'a> Receiver<'a> {
                         size_bytes,
                         block_bytes,
                         empty,
+                        // The volume is held.
+                        is_first: false,
                         patience,
                         stop: &stop,
                         progress: &progress,
@@ -430,8 +442,8 @@ impl<'a> Receiver<'a> {
             };
             written_bytes += written.map_err(keeps)?.written_bytes;
             // A daemon that was started anew meanwhile has lost the former.
-            drop(std::mem::replace(&mut held, self.hold(&target, volume).await.map_err(keeps)?));
-            self.advance(volume, offset).await.map_err(keeps)?;
+            let again = interruptible(stop, self.hold_at(offset, &target, volume, stop)).await;
+            drop(std::mem::replace(&mut held, again.map_err(keeps)?));
             if let Some(ended) = ended {
                 return ended.map(|()| written_bytes).map_err(keeps);
             }
@@ -450,6 +462,33 @@ impl<'a> Receiver<'a> {
         let request = GetVolumeRequest { name: volume.name.clone(), pool: volume.pool.clone() };
         let now = answers::volume(self.apply.client.get_volume(request).await?.volume)?;
         self.check_same(volume, &now).map(|()| held)
+    }
+
+    /// The same, and keeps a position, once a daemon that has gone away is back.
+    async fn hold_at(
+        &mut self,
+        offset: u64,
+        target: &Arc<Target>,
+        volume: &Volume,
+        stop: &Stop,
+    ) -> Result<Box<dyn Port>, Error> {
+        const PAUSE: Duration = Duration::from_millis(200);
+
+        let clock = Clock::start();
+        loop {
+            let held = match self.hold(target, volume).await {
+                Ok(held) => self.advance(volume, offset).await.map(|()| held),
+                Err(error) => Err(error),
+            };
+            // One that is starting may refuse a connection that it will take later.
+            let is_away =
+                |error: &Error| matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Io);
+            if !held.as_ref().is_err_and(is_away) || clock.elapsed() >= self.apply.asked.reconnect {
+                return held;
+            }
+            stop.check()?;
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     /// Keeps a position, unless an earlier stream came further.
@@ -502,8 +541,9 @@ impl<'a> Receiver<'a> {
         let (begin, mark) = (format!("{}@", volume.name), self.apply.mark_of_pool());
         let mut all = self.apply.all(volume).await?;
         all.retain(|one| {
-            let is_one = one.name.starts_with(&begin) && one.name.contains(&mark);
-            is_one && one.kind() == VolumeKind::Snapshot
+            // A name with one more is of a volume whose own name begins like that.
+            let tag = one.name.strip_prefix(&begin).filter(|tag| !tag.contains('@'));
+            tag.is_some_and(|tag| tag.contains(&mark)) && one.kind() == VolumeKind::Snapshot
         });
         all.sort_by_key(|one| one.id);
         let old = all.len().saturating_sub(keep as usize);
@@ -602,30 +642,35 @@ impl Pieces {
     }
 }
 
-/// Claims a volume for one receive on this host. An abstract socket, as it needs no place to be
-/// written to and ends with its process, however that ends.
-async fn claimed(apply: &Apply<'_>) -> Result<UnixDatagram, Error> {
+/// Claims a volume for one receive or import on this host, by a lock that ends with its process,
+/// however that ends. Its file is beside the control socket, where no other user can hold it.
+/// Without one, where files can't be made there, commands are kept apart by the hidden volume's
+/// connections alone.
+pub(super) async fn claimed(apply: &Apply<'_>) -> Result<Option<Flock<File>>, Error> {
     /// How long one that was cut off may take to end: as long as its connections are waited for.
     const MAX_LOOKS: u32 = 20;
     const LOOK: Duration = Duration::from_millis(100);
 
-    // A hash, as an address has room for 107 bytes.
+    // A hash, as names of volumes are longer than those of files may be.
     let of = [&apply.pool_id[..], apply.asked.name.as_bytes()].concat();
-    let name = format!("blockd-receive-{:032x}", xxhash_rust::xxh3::xxh3_128(&of));
-    let failed = |source| Error::io(format!("claiming {}", apply.what()), source);
-    let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
+    let name = format!("receive-{:032x}.lock", xxhash_rust::xxh3::xxh3_128(&of));
+    let path = apply.client.folder().join(name);
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let Ok(mut file) = options.open(&path) else { return Ok(None) };
     for _ in 0..MAX_LOOKS {
-        match UnixDatagram::bind_addr(&address) {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
-            bound => return bound.map_err(failed),
-        }
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(claim) => return Ok(Some(claim)),
+            Err((file, Errno::EWOULDBLOCK)) => file,
+            Err((_, error)) => return Err(Error::file("lock", &path, error.into())),
+        };
         tokio::time::sleep(LOOK).await;
     }
     Err(claimed_by_another(apply))
 }
 
 fn claimed_by_another(apply: &Apply<'_>) -> Error {
-    Error::in_use(apply.what(), "is being received by another command")
+    Error::in_use(apply.what(), "is being received or imported by another command")
 }
 
 fn lock(pieces: &Mutex<Pieces>) -> std::sync::MutexGuard<'_, Pieces> {

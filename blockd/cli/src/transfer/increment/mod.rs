@@ -52,7 +52,8 @@
 //! were copied byte by byte and then used side by side would have different snapshots that cannot
 //! be distinguished.
 //!
-//! To apply it: give the copy of the base the snapshot's size, write data, zero zeroes.
+//! To apply it: give the copy of the base the snapshot's size, write data, zero zeroes. Without a
+//! base a file leaves zeroes out; a stream over TCP has them, which show how far it is.
 
 mod read;
 mod write;

@@ -23,12 +23,17 @@
 //!
 //! After answer 1 the sender sends the stream in chunks: 4 bytes of length, at most 1 MiB, and as
 //! many bytes. A length of 0 is the end. Then, or earlier if it refuses, the receiver answers again
-//! with 2 or 3, and both close. A sender that does not begin within 10 s is dropped; later either
-//! end gives up when the next message, or 256 KiB of a chunk, take more than 60 s.
+//! with 2 or 3, and both close. A sender that does not begin within 10 s is dropped. One that has
+//! begun waits for the first answer as long as its connection lasts: the receiver may have others
+//! to serve. Later either end gives up when the next message, or 256 KiB of a chunk, take more than
+//! 60 s. A receiver that gives up, or is stopped, closes without an answer: the sender may connect
+//! again.
 
+mod prompt;
 mod socket;
 mod tls;
 
+pub(crate) use prompt::Prompt;
 pub(crate) use tls::TlsArguments;
 
 use std::io::{self, Read, Write};
@@ -43,6 +48,7 @@ use blockd_media::clock::Clock;
 use blockd_media::error::{Error, KINDS};
 use blockd_media::names::is_hidden;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
 
 use super::increment::{HEADER_BYTES, Header};
 use super::{STOP_WAIT, Stop};
@@ -59,6 +65,10 @@ const MAX_TEXT: usize = 4096;
 const BEGIN: Duration = Duration::from_secs(10);
 /// Longest silence. A receiver that makes data durable is silent for as long.
 const SILENCE: Duration = Duration::from_secs(60);
+/// Seconds that a connection may be silent before the kernel looks whether the other host is there,
+/// seconds until it looks again, and how many times it does: a wait for the first answer has no
+/// other end.
+const KEEPALIVE: (u32, u32, u32) = (60, 15, 4);
 /// How long a receiver that refused waits for the sender to close: one that is in the middle of a
 /// chunk reads the answer behind it.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -132,7 +142,10 @@ pub(crate) struct Link {
     stop: Arc<Stop>,
     /// When the socket gives up, below TLS.
     until: Until,
-    /// A write of the stream has failed: the connection has, or the other end has ended it.
+    /// Longest silence.
+    silence: Duration,
+    /// The stream could not be written or read on: the connection has failed, or the other end has
+    /// ended it.
     is_cut: bool,
 }
 
@@ -184,6 +197,7 @@ impl Link {
         tcp.set_nodelay(true).map_err(failed)?;
         tcp.set_read_timeout(Some(STOP_WAIT)).map_err(failed)?;
         tcp.set_write_timeout(Some(STOP_WAIT)).map_err(failed)?;
+        keep_alive(&tcp).map_err(|error| failed(error.into()))?;
         let again = tcp.try_clone().map_err(failed)?;
         let until = Until::new(stop);
         let stream = encrypt(Socket::new(tcp, &until))?;
@@ -193,6 +207,7 @@ impl Link {
             peer: peer.to_owned(),
             stop: Arc::clone(stop),
             until,
+            silence: SILENCE,
             is_cut: false,
         })
     }
@@ -207,16 +222,21 @@ impl Link {
         &self.stop
     }
 
-    /// Whether the stream could not be written.
+    /// Whether the stream could not be written or read on.
     pub(crate) fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// Begins a transfer, and returns the answer.
-    pub(crate) fn begin(&mut self, hello: &Hello) -> Result<Reply, Error> {
+    /// Begins a transfer.
+    pub(crate) fn begin(&mut self, hello: &Hello) -> Result<(), Error> {
         let sent = self.put(&hello.encode());
-        sent.map_err(|source| self.failed(source))?;
-        self.reply()
+        sent.map_err(|source| self.failed(source))
+    }
+
+    /// Waits for the first answer. The receiver takes one stream after the other, each for as long
+    /// as that lasts.
+    pub(crate) fn first_reply(&mut self) -> Result<Reply, Error> {
+        self.read_reply(Duration::MAX).map_err(|source| self.failed(source))
     }
 
     /// Waits for a sender to begin.
@@ -230,12 +250,12 @@ impl Link {
 
     /// Waits for an answer.
     pub(crate) fn reply(&mut self) -> Result<Reply, Error> {
-        self.read_reply().map_err(|source| self.failed(source))
+        self.read_reply(self.silence).map_err(|source| self.failed(source))
     }
 
-    fn read_reply(&mut self) -> io::Result<Reply> {
+    fn read_reply(&mut self, limit: Duration) -> io::Result<Reply> {
         let mut head = [0; ANSWER_BYTES];
-        self.fill(&mut head, SILENCE)?;
+        self.fill(&mut head, limit)?;
         let number =
             |at: usize| head[at..].first_chunk().map_or(0, |four| u32::from_le_bytes(*four));
         let value = head[4..].first_chunk().map_or(0, |eight| u64::from_le_bytes(*eight));
@@ -244,7 +264,7 @@ impl Link {
             return Err(io::Error::other("is no receiver of blockd, or one of another version"));
         };
         let mut text = vec![0; len];
-        self.fill(&mut text, SILENCE)?;
+        self.fill(&mut text, self.silence)?;
         Ok(match number(0) {
             SEND => Reply::Send(value),
             DONE => Reply::Done,
@@ -333,13 +353,13 @@ impl Link {
 
     fn put(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let count = self.again(SILENCE, |stream| match stream.write(bytes) {
+            let count = self.again(self.silence, |stream| match stream.write(bytes) {
                 Ok(0) => Err(io::ErrorKind::WriteZero.into()),
                 result => result,
             })?;
             bytes = &bytes[count..];
         }
-        self.again(SILENCE, |stream| stream.flush())
+        self.again(self.silence, |stream| stream.flush())
     }
 
     /// Reads all of it within a limit, so that a peer that sends byte by byte holds up none either.
@@ -376,6 +396,15 @@ impl Link {
             }
         }
     }
+}
+
+/// Has the kernel end a connection whose other host is gone.
+fn keep_alive(tcp: &TcpStream) -> nix::Result<()> {
+    let (idle, interval, count) = KEEPALIVE;
+    setsockopt(tcp, sockopt::KeepAlive, &true)?;
+    setsockopt(tcp, sockopt::TcpKeepIdle, &idle)?;
+    setsockopt(tcp, sockopt::TcpKeepInterval, &interval)?;
+    setsockopt(tcp, sockopt::TcpKeepCount, &count)
 }
 
 /// Sends what is written in chunks. The end is sent by [`Link::finish`].
@@ -425,6 +454,12 @@ impl Incoming {
     pub(crate) fn new(link: &Shared) -> Self {
         Self { link: Arc::clone(link), rest: 0, ended: false }
     }
+
+    fn fill(link: &mut Link, into: &mut [u8]) -> io::Result<()> {
+        let filled = link.fill(into, link.silence);
+        link.is_cut |= filled.is_err();
+        filled
+    }
 }
 
 impl Read for Incoming {
@@ -432,7 +467,7 @@ impl Read for Incoming {
         let mut link = lock(&self.link);
         if self.rest == 0 && !self.ended && !into.is_empty() {
             let mut len = [0; 4];
-            link.fill(&mut len, SILENCE)?;
+            Self::fill(&mut link, &mut len)?;
             let len = usize::try_from(u32::from_le_bytes(len)).unwrap_or(usize::MAX);
             if len > MAX_CHUNK {
                 return Err(io::Error::other("a chunk is longer than any sender's"));
@@ -440,7 +475,7 @@ impl Read for Incoming {
             (self.rest, self.ended) = (len, len == 0);
         }
         let len = into.len().min(self.rest);
-        link.fill(&mut into[..len], SILENCE)?;
+        Self::fill(&mut link, &mut into[..len])?;
         self.rest -= len;
         Ok(len)
     }
@@ -543,6 +578,28 @@ mod tests {
         }
     }
 
+    /// The receiver may serve others for hours.
+    #[test]
+    fn a_sender_waits_for_its_turn_longer_than_for_anything_else() {
+        let stop = Arc::new(Stop::default());
+        let listener = Listener::bind("127.0.0.1:0", TlsArguments::default()).unwrap();
+        let address = listener.address().unwrap().to_string();
+        let there = std::thread::spawn({
+            let stop = Arc::clone(&stop);
+            move || {
+                let mut link = listener.accept(&stop).unwrap();
+                link.hello().unwrap();
+                std::thread::sleep(Duration::from_millis(500));
+                link.answer(&Reply::Send(12)).unwrap();
+            }
+        });
+        let mut link = Link::connect(&address, &TlsArguments::default(), &stop).unwrap();
+        link.silence = Duration::from_millis(200);
+        link.begin(&hello()).unwrap();
+        assert!(matches!(link.first_reply(), Ok(Reply::Send(12))));
+        there.join().unwrap();
+    }
+
     #[test]
     fn answers_and_chunks_cross_a_link() {
         let stop = Arc::new(Stop::default());
@@ -563,7 +620,8 @@ mod tests {
             }
         });
         let mut link = Link::connect(&address, &TlsArguments::default(), &stop).unwrap();
-        assert!(matches!(link.begin(&hello()).unwrap(), Reply::Send(12)));
+        link.begin(&hello()).unwrap();
+        assert!(matches!(link.first_reply(), Ok(Reply::Send(12))));
         let link = Arc::new(Mutex::new(link));
         Outgoing(Arc::clone(&link)).write_all(&vec![3; MAX_CHUNK + 5]).unwrap();
         let reply = lock(&link).finish().unwrap();

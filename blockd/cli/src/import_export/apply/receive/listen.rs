@@ -137,6 +137,8 @@ async fn serve(
     let link = Arc::new(Mutex::new(link));
     let (reply, done) = match receive(asked, &link, hello, sync_bytes, context, stop).await {
         Ok(done) => (Reply::Done, Ok(done)),
+        // No refusal: without an answer the sender connects again, and goes on from here.
+        Err(error) if lock(&link).is_cut() || stop.check().is_err() => return Err(error),
         Err(error) => {
             let shown = Error::Remote(error.detail());
             (Reply::Refused(error), Err(shown))
