@@ -416,3 +416,40 @@ fn clients_wait_while_a_file_is_missing_that_the_fetch_of_their_cell_needs() {
     });
     assert!(read == data);
 }
+
+/// As after a boot where it is mounted late, or with a lazy `umount` meanwhile.
+#[test]
+fn clients_wait_while_the_file_system_of_their_group_is_not_mounted() {
+    for is_started_before in [false, true] {
+        let folder = shared();
+        let mut hosts = prepared(folder.path(), "");
+        let data = pattern(MIB, 12);
+        let first = place(&hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]));
+        connect(&first).write(0, &data, true).unwrap();
+        let second = place(&hosts[1].json(&["cell", "standby", "--nbd", "local/one", "data"]));
+        hosts[1].terminate();
+        if is_started_before {
+            hosts[1].start_again();
+        }
+        let away = folder.path().with_extension("away");
+        fs::rename(folder.path(), &away).unwrap();
+        fs::create_dir(folder.path()).unwrap();
+        if !is_started_before {
+            hosts[1].start_again();
+        }
+        let mut client = connect(&second);
+        let mut read = vec![0; MIB];
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| client.read(0, &mut read));
+            wait_until("it is said that clients wait", || {
+                reader.is_finished() || hosts[1].log().contains("clients wait for cell one: ")
+            });
+            let is_empty = fs::read_dir(folder.path()).unwrap().next().is_none();
+            fs::remove_dir_all(folder.path()).unwrap();
+            fs::rename(&away, folder.path()).unwrap();
+            reader.join().unwrap().unwrap();
+            assert!(is_empty, "a file was made in the place of the file system");
+        });
+        assert!(read == data);
+    }
+}

@@ -454,6 +454,16 @@ fn the_service_manager_shows_a_failed_pool_until_it_is_closed() {
     let media = fs::File::options().write(true).open(place.path("pool")).unwrap();
     media.write_all_at(&[0xa5; 8192], 0).unwrap();
     daemon.wait_for("STATUS=pool default has failed: ");
+    // Of two, the other one once the last is closed.
+    let other = place.path("other");
+    let path = other.to_str().unwrap();
+    let made = ["pool", "create", "other", "--size", "64M", "--volatile", "--path", path];
+    assert!(place.blockd(&made).status.success());
+    let media = fs::File::options().write(true).open(&other).unwrap();
+    media.write_all_at(&[0xa5; 8192], 0).unwrap();
+    daemon.wait_for("STATUS=pool other has failed: ");
+    assert!(place.blockd(&["pool", "close", "--force", "other"]).status.success());
+    daemon.wait_for("STATUS=pool default has failed: ");
     assert!(place.blockd(&["pool", "close", "--force", "default"]).status.success());
     daemon.wait_for("STATUS=serving");
 }

@@ -392,46 +392,103 @@ fn a_client_that_a_limit_holds_back_stays_while_its_pool_is_on_standby() {
     server.stop();
 }
 
-/// Simple replies carry the data of a read without a break: the parts of seven reads wait for the
-/// end of the first one, with their memory, of which that one needs some.
+/// Clients of one volume all begin to read, and then read no further.
 #[test]
-fn long_reads_with_simple_replies_go_on_beside_clients_that_read_no_replies() {
-    let options = WorkerOptions { buffer_bytes: 16 << 20, ..options() };
-    let server = Server::start_with("long-simple", Place::Tmpfs, options);
-    let socket = UnixStream::connect(server.directory.join("nbd.sock")).expect("a connection");
+fn long_reads_with_simple_replies_that_no_client_reads_leave_memory_for_other_volumes() {
+    let server = Server::start("long-unread", Place::Tmpfs);
+    let reader = |_| {
+        let mut reader = simple_reader(&server.directory.join("nbd.sock"));
+        send_reads(&mut reader, 2, 32 << 20);
+        reader.stream.set_nonblocking(true).expect("a socket that does not wait");
+        (reader.stream, 0)
+    };
+    let mut readers: Vec<(UnixStream, usize)> = (0..120).map(reader).collect();
+    let clock = blockd_media::clock::Clock::start();
+    let mut buffer = vec![0; 1 << 20];
+    // A part of each read was answered when its client stops. Until then none keeps its memory.
+    while readers.iter().any(|&(_, bytes)| bytes == 0) {
+        assert!(clock.elapsed() < Duration::from_secs(30), "not all reads begin");
+        for (stream, bytes) in &mut readers {
+            *bytes += stream.read(&mut buffer).unwrap_or(0);
+        }
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let other = Other::new(&server, "w");
+    let neighbours = [0, 1, 2].map(|_| other.connect());
+    let free: Vec<u64> =
+        server.workers.worker_stats().iter().map(|stats| stats.free_memory.get()).collect();
+    assert!(free.iter().all(|&free| free >= 1 << 20), "free memory of the workers: {free:?}");
+    let mut data = vec![1; 512 << 10];
+    for mut neighbour in neighbours {
+        neighbour.read(0, &mut data).expect("a read");
+        neighbour.disconnect().expect("a goodbye");
+    }
+    drop(readers);
+    server.runtime.block_on(other.listener.stop());
+    server.stop();
+}
+
+/// A connection with simple replies.
+fn simple_reader(socket: &Path) -> RawConnection<UnixStream> {
+    let socket = UnixStream::connect(socket).expect("a connection");
     socket.set_read_timeout(Some(Duration::from_secs(30))).expect("a time limit");
-    let options = ConnectOptions::simple();
-    let mut reader = RawConnection::connect(socket, "", &options).expect("an export");
-    // Received at once, so that all of the reads have begun when the first part is answered.
+    RawConnection::connect(socket, "", &ConnectOptions::simple()).expect("an export")
+}
+
+/// Requests reads at once, so that all of them have begun when the first part is answered.
+fn send_reads(reader: &mut RawConnection<UnixStream>, count: u64, len: u64) {
     let mut requests = Vec::new();
-    for cookie in 0..8 {
-        let header = Header { flags: 0, kind: cmd::READ, cookie, offset: 0, len: 4 << 20 };
+    for cookie in 0..count {
+        let header = Header { flags: 0, kind: cmd::READ, cookie, offset: 0, len };
         header.encode(false, &mut requests);
     }
     reader.stream.write_all(&requests).expect("the requests");
-    std::thread::sleep(Duration::from_millis(500));
-    // At least one of each worker.
-    let other = Other::new(&server, "w");
-    let neighbours = [0, 1, 2].map(|_| {
-        let mut neighbour = Connection::open(&other.socket, "").expect("a neighbour");
-        for cookie in 0..100 {
-            let (kind, len) = (Kind::Read, 64 << 10);
-            let request = RawRequest { kind, flags: 0, cookie, offset: 0, len };
-            neighbour.send(&request, &[]).expect("a request");
-        }
-        neighbour
-    });
-    std::thread::sleep(Duration::from_millis(500));
-    let mut found = vec![1; 4 << 20];
-    for _ in 0..8 {
-        // Long before the neighbours are dropped.
-        assert_eq!(reader.receive().expect("an answer").errno, 0);
-        reader.stream.read_exact(&mut found).expect("its data");
+}
+
+/// Simple replies carry the data of a read without a break: the parts of seven reads wait for the
+/// end of the first one, with their memory, of which that one needs some. Where several connections
+/// do that, each has its turn.
+#[test]
+fn long_reads_with_simple_replies_go_on_beside_clients_that_read_no_replies() {
+    for count in [1, 12] {
+        let options = WorkerOptions { buffer_bytes: 16 << 20, ..options() };
+        let server = Server::start_with("long-simple", Place::Tmpfs, options);
+        let reader = |_| {
+            let mut reader = simple_reader(&server.directory.join("nbd.sock"));
+            send_reads(&mut reader, 8, 4 << 20);
+            reader
+        };
+        let readers: Vec<_> = (0..count).map(reader).collect();
+        std::thread::sleep(Duration::from_millis(500));
+        // At least one of each worker.
+        let other = Other::new(&server, "w");
+        let neighbours = [0, 1, 2].map(|_| {
+            let mut neighbour = Connection::open(&other.socket, "").expect("a neighbour");
+            for cookie in 0..100 {
+                let (kind, len) = (Kind::Read, 64 << 10);
+                let request = RawRequest { kind, flags: 0, cookie, offset: 0, len };
+                neighbour.send(&request, &[]).expect("a request");
+            }
+            neighbour
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        std::thread::scope(|scope| {
+            for mut reader in readers {
+                scope.spawn(move || {
+                    let mut found = vec![1; 4 << 20];
+                    for _ in 0..8 {
+                        // Long before the neighbours are dropped.
+                        assert_eq!(reader.receive().expect("an answer").errno, 0);
+                        reader.stream.read_exact(&mut found).expect("its data");
+                    }
+                    assert!(found.iter().all(|&byte| byte == 0));
+                });
+            }
+        });
+        drop(neighbours);
+        server.runtime.block_on(other.listener.stop());
+        server.stop();
     }
-    assert!(found.iter().all(|&byte| byte == 0));
-    drop((reader, neighbours));
-    server.runtime.block_on(other.listener.stop());
-    server.stop();
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl Del {
         if is_asked {
             confirm(&mut client, &self.name, &self.pool).await?;
         }
-        encryption::close(&mut client, &self.name, &self.pool, self.force).await?;
+        encryption::close(&mut client, &self.name, &self.pool, false).await?;
         let name = self.name;
         let request = DeleteVolumeRequest {
             name: name.clone(),

@@ -194,7 +194,8 @@ fn path_of(name: &str) -> Result<String, Error> {
 }
 
 /// Closes the mapping over a volume, if it is open: its device is about to go. With `force`, a
-/// volume is left alone whose pool is not served: its device can go all the same.
+/// volume is left alone whose pool is not served: its device can go all the same, and only the pool
+/// says whether it is encrypted.
 pub(super) async fn close(
     client: &mut Client,
     name: &str,
@@ -204,7 +205,15 @@ pub(super) async fn close(
     match found(client, name, pool).await {
         Ok(Some(volume)) => close_over(&volume),
         Ok(None) => Ok(()),
-        Err(_) if force => Ok(()),
+        Err(error) if force && error.kind() == ErrorKind::Io => {
+            let name = shown(name);
+            let text = format!(
+                "{error}; if volume {name} was added with --encrypt, its mapping may still be \
+                 open: close it with `cryptsetup close`"
+            );
+            super::set::warn(&[text]);
+            Ok(())
+        }
         Err(error) => Err(error),
     }
 }

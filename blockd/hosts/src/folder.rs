@@ -49,12 +49,25 @@ impl Folder {
     }
 
     /// Takes this daemon's number, until its process ends. `incarnation` is drawn anew for each
-    /// process, and makes its key. Nothing is changed where this process has the number.
+    /// process, and makes its key. `is_known`: this host has used the group before. Nothing is
+    /// changed where this process has the number.
     ///
     /// # Errors
-    /// If another process has the number.
-    pub fn enter(&self, incarnation: u32) -> Result<(), HostsError> {
+    /// If another process has the number, or the folder of a known group has none of its files.
+    pub fn enter(&self, incarnation: u32, is_known: bool) -> Result<(), HostsError> {
         let mut held = self.lock.lock();
+        // The place where its file system is mounted is a folder, too, and a lock there one for
+        // nothing.
+        let is_there = match &*held {
+            Some(lock) => lock.is_in_place()?,
+            None => !is_known || self.is_used()?,
+        };
+        if !is_there {
+            let problem = "does not have the group's files: mount its file system, or remove the \
+                           group (`blockd vg remove`) and add it again";
+            let (group, problem) = (self.path.display().to_string(), problem.to_owned());
+            return Err(HostsError::Unsuitable { group, problem });
+        }
         if held.is_some() {
             return Ok(());
         }
@@ -68,6 +81,18 @@ impl Folder {
         lock.note(Some(Noted { key: Key::new(self.host, incarnation), is_fenced: false }))?;
         *held = Some(lock);
         self.sync()
+    }
+
+    /// Whether the folder has any file of a group. Older releases wrote none for each host.
+    fn is_used(&self) -> Result<bool, HostsError> {
+        for entry in fs::read_dir(&self.path).map_err(failed("read", &self.path))? {
+            let name = entry.map_err(failed("read", &self.path))?.file_name();
+            let begins = |prefix| name.to_str().is_some_and(|name| name.starts_with(prefix));
+            if [PREFIX, ADDRESS, NODE].into_iter().any(begins) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether this process has the daemon's number.
@@ -452,11 +477,11 @@ mod tests {
         let daemon = |host| Folder::new(place.path().to_owned(), host);
         let (here, there) = (daemon(ONE), daemon(TWO));
         assert!(!here.is_entered());
-        here.enter(1).unwrap();
+        here.enter(1, false).unwrap();
         assert!(here.is_entered());
         assert_eq!(here.is_running(TWO).unwrap(), None, "no daemon has had the number");
-        there.enter(7).unwrap();
-        there.enter(8).unwrap();
+        there.enter(7, false).unwrap();
+        there.enter(8, false).unwrap();
         let keys = [Key::new(ONE, 1), Key::new(TWO, 7)];
         let mut found = here.keys().unwrap();
         found.sort();
@@ -473,7 +498,7 @@ mod tests {
         ] {
             assert!(error.to_string().contains("has a daemon that runs"), "{error}");
         }
-        let error = daemon(TWO).enter(9).unwrap_err().to_string();
+        let error = daemon(TWO).enter(9, false).unwrap_err().to_string();
         assert!(error.contains("has another daemon with the number 2"), "{error}");
         assert!(there.is_entered() && !daemon(TWO).is_entered());
         drop(there);
@@ -488,18 +513,38 @@ mod tests {
     }
 
     #[test]
+    fn the_folder_of_a_known_group_is_not_entered_while_it_is_not_mounted() {
+        let place = place();
+        let daemon = || Folder::new(place.path().to_owned(), ONE);
+        let here = daemon();
+        here.enter(1, false).unwrap();
+        let away = place.path().with_extension("away");
+        fs::rename(place.path(), &away).unwrap();
+        fs::create_dir(place.path()).unwrap();
+        // Neither by the daemon that has it, nor by the next one.
+        for folder in [here, daemon()] {
+            let error = folder.enter(2, true).unwrap_err().to_string();
+            assert!(error.contains("does not have the group's files"), "{error}");
+            assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "a file was made");
+        }
+        fs::remove_dir(place.path()).unwrap();
+        fs::rename(&away, place.path()).unwrap();
+        daemon().enter(2, true).unwrap();
+    }
+
+    #[test]
     fn a_daemon_that_comes_back_has_another_key_and_is_not_forgotten() {
         let place = place();
         let daemon = |host| Folder::new(place.path().to_owned(), host);
         let (here, there) = (daemon(ONE), daemon(TWO));
-        here.enter(1).unwrap();
-        there.enter(7).unwrap();
+        here.enter(1, false).unwrap();
+        there.enter(7, false).unwrap();
         there.publish_address(TWO, "127.0.0.1:1").unwrap();
         let key = Key::new(TWO, 7);
         drop(there);
         here.fence(Key::new(ONE, 1), key).unwrap();
         let there = daemon(TWO);
-        there.enter(8).unwrap();
+        there.enter(8, false).unwrap();
         assert!(here.keys().unwrap().contains(&Key::new(TWO, 8)));
         drop(there);
         let error = here.forget_host(TWO, Some(key)).unwrap_err();

@@ -3,7 +3,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -91,6 +91,16 @@ impl HostLock {
             Ok(()) => Ok(Some(Self { file, path })),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(failed("lock", &path)(error)),
+        }
+    }
+
+    /// Whether the folder still has its file: not while its file system is not mounted.
+    pub(crate) fn is_in_place(&self) -> Result<bool, HostsError> {
+        let held = self.file.metadata().map_err(failed("examine", &self.path))?;
+        match std::fs::metadata(&self.path) {
+            Ok(found) => Ok((found.dev(), found.ino()) == (held.dev(), held.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(failed("examine", &self.path)(error)),
         }
     }
 

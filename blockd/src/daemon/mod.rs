@@ -445,16 +445,21 @@ async fn watch_groups(control: Control) {
 /// Reports each pool that fails, once.
 async fn watch_pools(control: Control) {
     let mut reported = std::collections::BTreeSet::new();
+    let failure_of = |name: &str, failure: &str| format!("pool {name} has failed: {failure}");
     loop {
         let failed = control.failed_pools();
-        if failed.is_empty() && !reported.is_empty() {
-            notify::send(&[SERVING]).await;
-        }
+        let before = reported.len();
         // One that was opened again may fail again.
         reported.retain(|name| failed.contains_key(name));
+        if reported.len() < before {
+            // It may have been the one that is shown.
+            let left = failed.iter().find(|(name, _)| reported.contains(*name));
+            let left = left.map(|(name, failure)| failure_of(name, failure));
+            notify::send(&[left.as_deref().map_or(SERVING, NotifyState::Status)]).await;
+        }
         for (name, failure) in failed {
             if reported.insert(name.clone()) {
-                let text = format!("pool {name} has failed: {failure}");
+                let text = failure_of(&name, &failure);
                 notify::send(&[NotifyState::Status(&text)]).await;
                 control.events().publish(EventKind::PoolFailed, &name, "", text);
             }

@@ -124,12 +124,13 @@ impl Backend {
         }
     }
 
-    /// This host's number, and the devices that a fence has to cover.
-    fn look(&self) -> Result<(HostNumber, Vec<Device>), HostsError> {
+    /// This host's number, and the devices that a fence has to cover. `is_known`: this host has
+    /// used the group before.
+    fn look(&self, is_known: bool) -> Result<(HostNumber, Vec<Device>), HostsError> {
         match self {
             Self::Lvm(group) => group.look().map(|found| (found.host, found.devices)),
             Self::Folder(group) => {
-                group.enter(fastrand::u32(..))?;
+                group.enter(fastrand::u32(..), is_known)?;
                 group.space().map(|_| (group.host(), Vec::new()))
             }
             #[cfg(test)]
@@ -610,7 +611,8 @@ impl Control {
         }
         let (control, joining) = (self.clone(), Arc::clone(group));
         let joined = blocking(move || {
-            let (host, devices) = joining.backend.look()?;
+            let is_known = !joining.member().key().is_empty();
+            let (host, devices) = joining.backend.look(is_known)?;
             control.register(&joining, host, &devices)?;
             let is_first = !joining.is_checked.swap(true, Ordering::AcqRel);
             Ok((control.publish(&joining)?, is_first))
@@ -728,7 +730,7 @@ impl Control {
         let (control, group) = (self.clone(), Arc::clone(group));
         blocking(move || {
             if let Some(key) = Key::parse(&group.member().key).filter(|_| !group.is_lost()) {
-                let devices = group.backend.look().map(|(_, devices)| devices);
+                let devices = group.backend.look(true).map(|(_, devices)| devices);
                 let devices = match devices {
                     Ok(devices) => devices.into_iter().map(|one| one.path).collect(),
                     Err(_) => paths_of(&group.member().devices),

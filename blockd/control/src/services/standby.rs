@@ -623,7 +623,8 @@ impl Control {
     /// Whether a cell was deleted, as its group says, which is there and answers.
     async fn is_gone(&self, group: &str, cell: &str) -> bool {
         let (Ok(group), Ok(name)) = (self.group(group), cell_name(cell)) else { return false };
-        // A folder whose file system is not mounted has no cell either.
+        // A folder that is not there has no cell either. One whose file system is not mounted is
+        // not joined, and no cell is looked for in it.
         let found = self.coordinate(&group, move |leases| {
             leases.space()?;
             leases.cell(&name)

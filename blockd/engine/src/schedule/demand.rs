@@ -66,7 +66,8 @@ pub struct Demand {
     pub counted: bool,
     /// May come to wait for space.
     pub allocates: bool,
-    /// The flow's answers wait until this is done, and keep their memory until then.
+    /// The flow's answers wait until this is done, and keep their memory until then: see
+    /// [`super::awaited`].
     pub is_awaited: bool,
 }
 

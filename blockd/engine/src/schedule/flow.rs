@@ -27,6 +27,8 @@ pub(super) struct Tenant {
     pub(super) in_flight: u64,
     pub(super) memory: u64,
     pub(super) requests: u64,
+    /// The flow that holds a piece beyond the volume's limit: see [`super::awaited`].
+    pub(super) awaited: Option<usize>,
     /// Its part of the pool's window, as of a generation of that; `None` for all of it.
     media_share: Option<u64>,
     generation: u64,
@@ -64,6 +66,7 @@ impl Tenant {
             in_flight: 0,
             memory: 0,
             requests: 0,
+            awaited: None,
             media_share: None,
             generation: 0,
             has_limits: false,

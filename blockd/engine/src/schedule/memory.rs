@@ -88,7 +88,8 @@ impl Memory {
     }
 
     /// The piece for a flow that gives nothing back without one, regardless of what it holds: an
-    /// eighth of the free memory at the most, so that any number of such flows leave some of it.
+    /// eighth of the free memory at the most, so that any number of volumes with such a flow leave
+    /// some of it.
     pub(super) fn awaited(&self, wanted: u64) -> u64 {
         wanted.min(LEAST_PIECE).min(pages(self.free / FLOW_TIMES))
     }
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_whose_answers_wait_leave_memory_for_others() {
+    fn volumes_whose_answers_wait_leave_memory_for_others() {
         let mut memory = Memory::new(16 << 20);
         for _ in 0..10_000 {
             memory.take(memory.awaited(1 << 20));

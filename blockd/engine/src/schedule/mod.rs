@@ -7,8 +7,9 @@
 //!   one volume.
 //! - **Payload memory and requests**: dynamic thresholds. A volume may hold as much as is free
 //!   (times its weight), and a flow as much as its volume has left. One greedy volume ends with a
-//!   half, two with a third each, and a volume that begins always finds memory. A read gets a small
-//!   piece in any case while other answers of its connection wait for its end, and keep theirs.
+//!   half, two with a third each, and a volume that begins always finds memory. One read of each
+//!   volume gets a small piece in any case while other answers of its connection wait for its end,
+//!   and keep theirs.
 //! - **The media queue**: each active volume of a pool has a share of the pool's [`Window`] by
 //!   weight, on all workers together, and may use what others leave.
 //!
@@ -17,6 +18,7 @@
 //!
 //! The scheduler does no IO and reads no clock, so that a simulation can drive it.
 
+mod awaited;
 mod demand;
 mod flow;
 mod memory;
@@ -96,7 +98,7 @@ pub struct Scheduler {
     active: usize,
     /// Several volumes of some pool are active, as of the last sweep or newcomer.
     observes_media: bool,
-    /// Flows that are held back, and those whose clients send no more.
+    /// Flows that are held back, those whose clients send no more, and those with an awaited piece.
     holds: usize,
     /// The flow that [`Self::next_runnable`] has let go on, and what it has taken since.
     granted: Option<(usize, u64)>,
@@ -175,6 +177,7 @@ impl Scheduler {
     /// Ends the service of a flow that has nothing in flight.
     pub fn remove_flow(&mut self, flow: FlowId) {
         self.forget_hold(flow);
+        self.end_awaited(flow);
         if self.flows[flow.at].take().is_some_and(|one| one.has_left) {
             self.holds -= 1;
         }
@@ -353,7 +356,9 @@ impl Scheduler {
         let held = (tenant.memory, flow.memory);
         let wanted = (demand.memory, demand.least_memory);
         let allowed = match self.memory.allowed(wanted, held, tenant.weight, divided) {
-            0 if demand.is_awaited => self.memory.awaited(demand.memory),
+            0 if demand.is_awaited && flow.memory > 0 && tenant.awaited.is_none() => {
+                self.memory.awaited(demand.memory)
+            }
             allowed => allowed,
         };
         match allowed {

@@ -15,6 +15,7 @@ impl Scheduler {
     /// Takes an admission back, and holds the flow back for memory.
     pub fn revoke(&mut self, flow: FlowId, demand: &Demand, memory: u64) {
         self.return_memory(flow, memory);
+        self.end_awaited(flow);
         let bytes = demand.part(memory);
         self.complete(flow, cost(bytes));
         let counted = if demand.counted { (1, bytes) } else { (0, 0) };

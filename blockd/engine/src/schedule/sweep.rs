@@ -81,7 +81,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether some flow is held back, whatever for, or its client sends no more.
+    /// Whether some flow is held back, whatever for, its client sends no more, or it has an awaited
+    /// piece.
     #[must_use]
     pub const fn has_holds(&self) -> bool {
         self.holds > 0

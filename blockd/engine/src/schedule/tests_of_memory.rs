@@ -209,14 +209,119 @@ fn a_read_goes_on_whose_connection_holds_answers_back_until_it_is_done() {
     assert_eq!(world.scheduler.next_runnable(), None);
     let rest = Demand::new(MIB, true, false).with_memory(MIB, false);
     for _ in 0..32 {
-        assert!(world.scheduler.admit(flow, &rest.awaited()).is_err());
+        assert!(world.scheduler.admit_awaited(flow, &rest.awaited()).is_err());
         assert!(world.scheduler.has_runnable());
         world.turn();
         assert_eq!(world.scheduler.next_runnable(), Some(Owner::Connection(0)));
-        assert_eq!(world.scheduler.admit(flow, &rest.awaited()), Ok(LEAST_PIECE));
+        assert_eq!(world.scheduler.admit_awaited(flow, &rest.awaited()), Ok(LEAST_PIECE));
         assert_eq!(world.scheduler.admit(flow, &rest), Err(Hold::Memory));
         world.scheduler.complete(flow, cost(LEAST_PIECE));
         world.scheduler.free_memory(flow, LEAST_PIECE);
+        world.scheduler.end_awaited(flow);
     }
     assert_eq!(world.scheduler.next_runnable(), None, "no other read goes on");
+}
+
+/// A part of a long read for which other answers wait.
+fn part() -> Demand {
+    Demand::new(MIB, true, false).with_memory(MIB, false).awaited()
+}
+
+/// Memory of the answers that each connection of a crowd holds back.
+const HELD: u64 = 512 << 10;
+
+/// Connections of one volume, all of which hold answers back until a long read is done. Another
+/// volume holds so much that none of them may have more.
+fn crowd(count: usize) -> World {
+    let mut world = World::new(count);
+    let held = Demand::new(HELD, true, false).with_memory(HELD, true);
+    for at in 0..count {
+        assert_eq!(world.scheduler.admit(world.flows[at], &held), Ok(HELD));
+        world.scheduler.complete(world.flows[at], cost(HELD));
+    }
+    world.scheduler.reserve_memory(world.scheduler.free() - 8 * LEAST_PIECE);
+    world.turn();
+    world
+}
+
+#[test]
+fn a_volume_has_one_awaited_piece_at_a_time() {
+    let mut world = crowd(12);
+    let held = world.scheduler.memory_of(world.tenant);
+    assert_eq!(world.scheduler.admit_awaited(world.flows[0], &part()), Ok(LEAST_PIECE));
+    for at in 1..12 {
+        assert!(world.scheduler.admit_awaited(world.flows[at], &part()).is_err());
+    }
+    for _ in 0..24 {
+        world.turn();
+        assert_eq!(world.scheduler.next_runnable(), None);
+        assert!(!world.scheduler.has_runnable(), "the worker sleeps meanwhile");
+    }
+    assert_eq!(world.scheduler.memory_of(world.tenant), held + LEAST_PIECE);
+}
+
+#[test]
+fn connections_get_their_awaited_pieces_one_after_the_other() {
+    let mut world = crowd(5);
+    assert_eq!(world.scheduler.admit_awaited(world.flows[0], &part()), Ok(LEAST_PIECE));
+    // Between them, others wait that only ordinary memory helps.
+    for at in 1..5 {
+        let demand = if at % 2 == 0 { part() } else { Demand { is_awaited: false, ..part() } };
+        let admitted = if demand.is_awaited {
+            world.scheduler.admit_awaited(world.flows[at], &demand)
+        } else {
+            world.scheduler.admit(world.flows[at], &demand)
+        };
+        assert!(admitted.is_err());
+    }
+    let mut last = 0;
+    for next in [2, 4, 0, 2, 4, 0] {
+        // Its client has read the piece, and its next one waits behind those of the others.
+        world.turn();
+        let flow = world.flows[last];
+        world.scheduler.complete(flow, cost(LEAST_PIECE));
+        world.scheduler.free_memory(flow, LEAST_PIECE);
+        world.scheduler.end_awaited(flow);
+        assert!(world.scheduler.admit_awaited(flow, &part()).is_err());
+        assert_eq!(world.scheduler.next_runnable(), Some(Owner::Connection(next)));
+        let admitted = world.scheduler.admit_awaited(world.flows[next], &part());
+        assert_eq!(admitted, Ok(LEAST_PIECE));
+        assert_eq!(world.scheduler.next_runnable(), None);
+        last = next;
+    }
+}
+
+#[test]
+fn an_awaited_piece_of_a_connection_that_ends_makes_room_for_the_next_one() {
+    let mut world = crowd(3);
+    let [first, second, third] = [0, 1, 2].map(|at| world.flows[at]);
+    // Free, but in pieces.
+    assert_eq!(world.scheduler.admit_awaited(first, &part()), Ok(LEAST_PIECE));
+    world.scheduler.revoke(first, &part(), LEAST_PIECE);
+    world.scheduler.forget_hold(first);
+    assert_eq!(world.scheduler.admit_awaited(second, &part()), Ok(LEAST_PIECE));
+    assert!(world.scheduler.admit_awaited(third, &part()).is_err());
+    world.scheduler.complete(second, cost(LEAST_PIECE));
+    world.scheduler.free_memory(second, HELD + LEAST_PIECE);
+    world.scheduler.remove_flow(second);
+    world.turn();
+    assert_eq!(world.scheduler.next_runnable(), Some(Owner::Connection(2)));
+    assert_eq!(world.scheduler.admit_awaited(third, &part()), Ok(LEAST_PIECE));
+    assert!(world.scheduler.has_holds(), "its connection is asked in each turn");
+    world.scheduler.remove_flow(third);
+    world.scheduler.remove_flow(first);
+    assert!(!world.scheduler.has_holds());
+}
+
+#[test]
+fn a_connection_that_holds_nothing_back_gets_no_piece_beyond_the_limit() {
+    let mut world = crowd(2);
+    world.scheduler.free_memory(world.flows[0], HELD);
+    world.scheduler.reserve_memory(HELD);
+    assert_eq!(world.scheduler.admit_awaited(world.flows[0], &part()), Err(Hold::Memory));
+    // Nor does it keep one from a connection that does.
+    assert!(world.scheduler.admit_awaited(world.flows[1], &part()).is_err());
+    world.turn();
+    assert_eq!(world.scheduler.next_runnable(), Some(Owner::Connection(1)));
+    assert_eq!(world.scheduler.admit_awaited(world.flows[1], &part()), Ok(LEAST_PIECE));
 }

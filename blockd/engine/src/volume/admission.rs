@@ -114,12 +114,37 @@ impl Executor {
     /// # Errors
     /// Why it is held back. [`Self::next_runnable`] names its owner when it may be tried again.
     pub fn admit(&mut self, volume: VolumeRef, flow: FlowId, demand: &Demand) -> Result<u64, Hold> {
+        self.follow_settings(volume);
+        self.scheduler.admit(flow, demand)
+    }
+
+    /// The same of a request for which other answers of its connection wait.
+    /// [`Self::end_awaited`] has to follow.
+    ///
+    /// # Errors
+    /// As [`Self::admit`].
+    pub fn admit_awaited(
+        &mut self,
+        volume: VolumeRef,
+        flow: FlowId,
+        demand: &Demand,
+    ) -> Result<u64, Hold> {
+        self.follow_settings(volume);
+        self.scheduler.admit_awaited(flow, demand)
+    }
+
+    #[inline]
+    fn follow_settings(&mut self, volume: VolumeRef) {
         if let Some(attached) = self.volumes[volume.0].as_mut()
             && attached.follow_settings()
         {
             self.scheduler.set_limited(attached.tenant, attached.has_limits());
         }
-        self.scheduler.admit(flow, demand)
+    }
+
+    /// The memory of such a request is free again.
+    pub fn end_awaited(&mut self, flow: FlowId) {
+        self.scheduler.end_awaited(flow);
     }
 
     /// A request was admitted, and answered without going through the executor.
@@ -169,7 +194,8 @@ impl Executor {
         self.scheduler.active()
     }
 
-    /// Whether some connection or queue is held back, whatever for, or a client sends no more.
+    /// Whether some connection or queue is held back, whatever for, a client sends no more, or an
+    /// awaited request has its memory.
     #[must_use]
     #[inline]
     pub const fn has_holds(&self) -> bool {

@@ -27,6 +27,17 @@ struct Tag {
     answer: i32,
 }
 
+/// Why requests fail on standby.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fails {
+    /// Requests wait.
+    No,
+    /// The pool was not closed in order, or does not have the volume any more.
+    OfPool,
+    /// The device is being started, or is about to be removed.
+    OfDevice,
+}
+
 /// A queue that is served.
 #[derive(Debug)]
 pub struct Queue {
@@ -37,8 +48,7 @@ pub struct Queue {
     /// The same on standby, until the last request that is with it has ended.
     leaving: Option<(VolumeRef, FlowId)>,
     flushes: Flushes,
-    /// On standby, requests fail, as the device is about to be removed.
-    fails: bool,
+    fails: Fails,
     /// Where a request is reported that waits for the volume.
     demands: Arc<Demands>,
     at: usize,
@@ -86,7 +96,10 @@ impl Queue {
         let tags = (0..spec.depth)
             .map(|tag| Tag { buffer: ring.piece(area, tag), registered: false, answer: 0 })
             .collect();
-        let fails = spec.standby == QueueStandby::Fails;
+        let fails = match spec.standby {
+            QueueStandby::Fails => Fails::OfDevice,
+            QueueStandby::No | QueueStandby::Waits => Fails::No,
+        };
         let mut queue = Self {
             spec,
             served,
@@ -220,17 +233,27 @@ impl Queue {
             self.leaving = Some((volume, flow));
         }
         self.served = self.served.or_else(|| self.leaving.take());
-        self.fails = false;
+        self.fails = Fails::No;
         self.resume(context);
         true
     }
 
-    /// Fails requests that wait for the volume, and those that would.
+    /// Fails requests that wait for the volume, and those that would: the device is about to be
+    /// removed.
     pub fn fail_waiting(&mut self, context: &mut Context<'_>) {
+        self.fail(Fails::OfDevice, context);
+    }
+
+    /// The same until the pool is served again, or was closed in order after all.
+    pub fn fail_until_served(&mut self, context: &mut Context<'_>) {
+        self.fail(Fails::OfPool, context);
+    }
+
+    fn fail(&mut self, fails: Fails, context: &mut Context<'_>) {
         if self.served.is_some() {
             return;
         }
-        self.fails = true;
+        self.fails = fails;
         for tag in std::mem::take(&mut self.held) {
             self.answer(tag, -libc::EIO, context);
         }
@@ -238,13 +261,13 @@ impl Queue {
 
     /// Has requests wait for the volume, which failed before.
     pub const fn let_wait(&mut self) {
-        self.fails = false;
+        self.fails = Fails::No;
     }
 
     #[cold]
     #[inline(never)]
     fn wait_for_volume(&mut self, tag: u16, context: &mut Context<'_>) {
-        if self.fails {
+        if self.fails != Fails::No {
             return self.answer(tag, -libc::EIO, context);
         }
         if self.flushes == Flushes::Answer && self.is_flush(tag) {
@@ -268,12 +291,18 @@ impl Queue {
 
     /// Answers flushes from now on: the pool was closed in order.
     pub fn answer_flushes(&mut self, context: &mut Context<'_>) {
-        if self.volume().is_some() || self.flushes != Flushes::Wait {
+        if self.volume().is_some() {
+            return;
+        }
+        // A close that failed before has failed its requests, also where an opening that failed
+        // since has them ask.
+        if self.fails == Fails::OfPool {
+            self.fails = Fails::No;
+        }
+        if self.flushes != Flushes::Wait {
             return;
         }
         self.flushes = Flushes::Answer;
-        // A close that failed before has failed its requests.
-        self.fails = false;
         for tag in std::mem::take(&mut self.held) {
             match self.is_flush(tag) {
                 true => self.answer(tag, 0, context),

@@ -193,13 +193,13 @@ impl Queues {
                     None => {
                         let (device, volume) = (queue.spec.device, &queue.spec.name);
                         tracing::warn!(device, volume, "its volume is gone: requests fail");
-                        queue.fail_waiting(context);
+                        queue.fail_until_served(context);
                         continue;
                     }
                 },
             };
             if !queue.serve(volume, context) {
-                queue.fail_waiting(context);
+                queue.fail_until_served(context);
             }
         }
     }
@@ -288,6 +288,13 @@ mod tests {
 
     #[test]
     fn requests_that_wait_for_a_close_fail_with_it_and_wait_again_after_the_next_one() {
+        for is_opened_between in [false, true] {
+            wait_again_after_a_failed_close(is_opened_between);
+        }
+    }
+
+    /// `is_opened_between`: an opening was begun, and failed on another worker.
+    fn wait_again_after_a_failed_close(is_opened_between: bool) {
         let (pool, volume) = pool();
         let options = RingOptions { operations: 4096, arena_bytes: 4 << 20, serves: true };
         let mut ring = Ring::new(options).unwrap();
@@ -326,9 +333,17 @@ mod tests {
         assert_eq!(queues.busy(), 0, "a flush waits for the next opening");
         queues.ended((0, READ, Step::Fetch), 0, &mut context);
         assert_eq!(queues.busy(), 0, "a read waits for a pool that is not served");
+        if is_opened_between {
+            queues.hold_flushes(pool.id());
+        }
         // It was closed in order after all.
         queues.answer_flushes(pool.id(), &mut context);
         queues.ended((0, READ, Step::Fetch), 0, &mut context);
         assert_eq!(queues.busy(), 1, "a read on standby fails");
+        // The device is about to be removed, which no hand-over changes.
+        queues.fail_waiting(0, &mut context);
+        queues.answer_flushes(pool.id(), &mut context);
+        queues.ended((0, READ, Step::Fetch), 0, &mut context);
+        assert_eq!(queues.busy(), 0, "a read keeps a device from being removed");
     }
 }

@@ -165,6 +165,9 @@ pub struct Connection {
     sending_since: u64,
     /// The long read whose answer must not be interrupted.
     exclusive: Option<u16>,
+    /// When a part was admitted last for which other answers wait; [`u64::MAX`] once its memory was
+    /// found to be free again.
+    awaited_since: u64,
     /// Answers for which there was no room in the message.
     backlog: VecDeque<Completion>,
     stretches: Vec<Stretch>,
@@ -250,6 +253,7 @@ impl Connection {
             sending: false,
             sending_since: 0,
             exclusive: None,
+            awaited_since: u64::MAX,
             backlog: VecDeque::new(),
             stretches: Vec::new(),
             changes: Vec::new(),
@@ -441,7 +445,8 @@ impl Connection {
     ) -> Option<(Buffer, u64)> {
         let wanted = len.next_power_of_two().max(PAGE);
         let demand = Executor::demand(operation, len).with_memory(wanted, whole);
-        self.take_demanded(&demand, len, whole, context)
+        let memory = self.admit(&demand, context)?;
+        self.take_admitted(&demand, memory, len, whole, context)
     }
 
     /// The same of a part for which other answers wait.
@@ -454,18 +459,22 @@ impl Connection {
     ) -> Option<(Buffer, u64)> {
         let wanted = len.next_power_of_two().max(PAGE);
         let demand = Executor::demand(operation, len).with_memory(wanted, false).awaited();
-        self.take_demanded(&demand, len, false, context)
+        let admitted = context.executor.admit_awaited(self.volume, self.flow, &demand);
+        self.held |= admitted.is_err();
+        let taken = self.take_admitted(&demand, admitted.ok()?, len, false, context)?;
+        self.awaited_since = context.executor.now();
+        Some(taken)
     }
 
     #[inline]
-    fn take_demanded(
+    fn take_admitted(
         &mut self,
         demand: &Demand,
+        memory: u64,
         len: u64,
         whole: bool,
         context: &mut Context<'_>,
     ) -> Option<(Buffer, u64)> {
-        let memory = self.admit(demand, context)?;
         let mut piece = memory;
         loop {
             if let Some(buffer) = context.ring.allocate(piece) {

@@ -247,8 +247,14 @@ impl Connection {
         }
     }
 
-    /// Goes on with the long read that holds back all other answers, if it waits for memory.
+    /// Goes on with the long read that holds back all other answers, if it waits for memory. To be
+    /// called in each turn with something new of the connection, while any is held back.
     pub fn read_on_first(&mut self, context: &mut Context<'_>) {
+        // Nothing was to be sent when the part was admitted: the next message is the one with it.
+        if !self.sending && self.sending_since >= self.awaited_since {
+            self.awaited_since = u64::MAX;
+            context.executor.end_awaited(self.flow);
+        }
         let Some(job) = self.exclusive else { return };
         if let Some(at) = self.waiting_reads.iter().position(|&other| other == job) {
             self.waiting_reads.remove(at);

@@ -284,7 +284,12 @@ impl Devices {
                 Ok((serving.view(), how))
             }
             Err(error) => {
-                entry.seen.lock().problem = Some(error.to_string());
+                let mut seen = entry.seen.lock();
+                // A command may have come back since, late.
+                if seen.serving.is_none() {
+                    seen.problem = Some(error.to_string());
+                }
+                drop(seen);
                 Err(error)
             }
         }
@@ -383,7 +388,11 @@ impl Devices {
         };
         let result = self.counted(entry.thread.run(self.limit, work, forget));
         if let Err(error @ DeviceError::Hangs { .. }) = &result {
-            entry.seen.lock().problem = Some(error.to_string());
+            let mut seen = entry.seen.lock();
+            // A removal that has come back since has forgotten the device.
+            if seen.number.is_some() {
+                seen.problem = Some(error.to_string());
+            }
         }
         result
     }

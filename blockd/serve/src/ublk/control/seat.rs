@@ -64,6 +64,13 @@ struct Seen {
     hangs: bool,
 }
 
+impl Seen {
+    fn hang(self) -> DeviceError {
+        let command = self.command.unwrap_or("a command");
+        DeviceError::Hangs { device: called(self.number), command }
+    }
+}
+
 impl Seat {
     /// Notes what is about to be asked of the kernel.
     pub(super) fn begin(&self, command: &'static str) {
@@ -138,8 +145,8 @@ impl DeviceThread {
         work: impl FnOnce(&mut Seat) -> Result<T, DeviceError> + Send + 'static,
         undo: impl FnOnce(&mut Seat, T) + Send + 'static,
     ) -> Result<T, DeviceError> {
-        if self.progress.0.lock().hangs {
-            return Err(self.hangs());
+        if let Some(error) = self.hang() {
+            return Err(error);
         }
         let (send, receive) = bounded(1);
         let waits = Arc::new(AtomicU8::new(WAITING));
@@ -169,20 +176,24 @@ impl DeviceThread {
             Err(RecvTimeoutError::Disconnected) => return Err(DeviceError::NotServed),
             Err(RecvTimeoutError::Timeout) => {}
         }
+        // One that comes back from now on ends the hang after it was noted here.
+        let mut seen = self.progress.0.lock();
         if waits.compare_exchange(WAITING, LEFT, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            drop(seen);
             // It came back at the last moment.
             return receive.recv().unwrap_or(Err(DeviceError::NotServed));
         }
-        self.progress.0.lock().hangs = true;
-        let error = self.hangs();
+        seen.hangs = true;
+        let error = seen.hang();
+        drop(seen);
         tracing::error!("{error}");
         Err(error)
     }
 
-    fn hangs(&self) -> DeviceError {
+    /// The command that hangs, if one does.
+    fn hang(&self) -> Option<DeviceError> {
         let seen = *self.progress.0.lock();
-        let command = seen.command.unwrap_or("a command");
-        DeviceError::Hangs { device: called(seen.number), command }
+        seen.hangs.then(|| seen.hang())
     }
 }
 
@@ -219,6 +230,27 @@ mod tests {
         assert!(matches!(error, DeviceError::Hangs { command: "START_DEV", .. }), "{error}");
         release.send(()).unwrap();
         assert_eq!(undone.recv_timeout(Duration::from_secs(10)).unwrap(), 11);
+    }
+
+    #[test]
+    fn a_command_that_comes_back_in_the_moment_of_its_limit_leaves_no_hang() {
+        let thread = DeviceThread::start().unwrap();
+        let limit = Duration::from_micros(100);
+        for round in 0..4000 {
+            let clock = Clock::start();
+            let work = move |seat: &mut Seat| {
+                // Its caller waits for the lock of the progress when it leaves.
+                while clock.elapsed() < limit + Duration::from_micros(40 + round % 80) {
+                    seat.begin("GET_DEV_INFO");
+                }
+                Ok(())
+            };
+            let _ = thread.run(limit, work, keep);
+            let (send, receive) = bounded(1);
+            thread.work.send(Box::new(move |_| send.send(()).unwrap())).unwrap();
+            receive.recv_timeout(COMMAND_LIMIT).unwrap();
+            assert!(thread.hang().is_none(), "round {round}");
+        }
     }
 
     #[test]

@@ -538,6 +538,49 @@ fn a_device_whose_removal_came_back_late_is_detached_again_and_no_other_in_its_p
     }
 }
 
+/// Has a deletion come back once it is logged that it hangs, and waits until the device is
+/// forgotten.
+struct BackAtOnce(Arc<FakeKernel>, Arc<Devices>);
+
+impl tracing::Subscriber for BackAtOnce {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::ERROR
+    }
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.is_open.store(false, Ordering::Release);
+        let patience = super::seat::Patience::new(Duration::from_secs(20));
+        while self.1.served() > 0 && !patience.is_over() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn a_removal_that_comes_back_while_its_caller_leaves_is_shown_as_no_hang() {
+    let rig = Rig::new();
+    let daemon = Arc::new(rig.daemon().with_limit(Duration::from_millis(50)));
+    daemon.attach(&spec(1)).unwrap();
+    rig.kernel.is_open.store(true, Ordering::Release);
+    let log = BackAtOnce(Arc::clone(&rig.kernel), Arc::clone(&daemon));
+    let error = tracing::subscriber::with_default(log, || daemon.detach(&spec(1), Some(0), false));
+    assert!(matches!(error, Err(DeviceError::Hangs { .. })), "{error:?}");
+    let view = daemon.view(&[1; 16], VolumeId(1)).unwrap();
+    assert_eq!((view.number, view.problem), (None, None));
+}
+
 #[test]
 fn a_device_that_waits_goes_on_with_what_it_was_made_with() {
     let rig = Rig::new();
