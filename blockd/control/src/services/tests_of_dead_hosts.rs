@@ -706,7 +706,7 @@ async fn a_cell_that_was_taken_here_between_two_calls_stays_open_here() {
 async fn stopped_with_an_open_cell() -> Hosts {
     // On a busy machine the call is past it, and closes the cell, before it is stopped.
     for _ in 0..20 {
-        let mut hosts = Hosts::with(&["one"]).await;
+        let hosts = Hosts::with(&["one"]).await;
         let control = hosts.this.control.clone();
         let mut events = control.events().reader(false, "one".to_owned());
         let is_other = |event: v1::Event| event.kind() != v1::EventKind::CellTaken;
