@@ -578,7 +578,8 @@ fn a_removal_that_comes_back_while_its_caller_leaves_is_shown_as_no_hang() {
     let error = tracing::subscriber::with_default(log, || daemon.detach(&spec(1), Some(0), false));
     assert!(matches!(error, Err(DeviceError::Hangs { .. })), "{error:?}");
     let view = daemon.view(&[1; 16], VolumeId(1)).unwrap();
-    assert_eq!((view.number, view.problem), (None, None));
+    assert_eq!((view.number, view.is_removed), (None, true));
+    assert!(view.problem.is_some_and(|problem| problem.contains("was removed after the command")));
 }
 
 #[test]
