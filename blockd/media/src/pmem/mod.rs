@@ -242,8 +242,8 @@ impl Pmem {
             lanes_at: LANES.start,
             lanes_len: LANE_COUNT as u64 * LANE_BYTES,
             lanes: u32::try_from(LANE_COUNT).unwrap_or(0),
-            // A device may hold what it held before; a file has just been zeroed.
-            erase_under_way: self.info.options.erase && self.info.medium == Medium::DevDax,
+            // What this owner frees is not overwritten yet if it dies.
+            erase_under_way: self.info.options.erase,
             generation: 1,
         };
         let area = header.lanes_at..header.lanes_at + header.lanes_len;
@@ -254,8 +254,9 @@ impl Pmem {
         }
         let started = Started {
             lanes: self.info.options.whole_blocks.then_some(lanes),
-            // The pool that is now made is opened with this device, without a start.
-            erase_was_under_way: header.erase_under_way,
+            // The pool that is now made is opened with this device, without a start. A device may
+            // hold what it held before; a file has just been zeroed.
+            erase_was_under_way: header.erase_under_way && self.info.medium == Medium::DevDax,
             header: Mutex::new(Header { generation: 2, ..header }),
         };
         let _ = self.started.set(started);
@@ -463,7 +464,7 @@ mod tests {
 
     /// A file is zero when it has been formatted; a namespace holds what its former owner wrote.
     #[test]
-    fn a_namespace_that_is_formatted_is_to_be_erased_before_its_pool_has_been_closed() {
+    fn a_formatted_device_is_to_be_erased_until_its_pool_has_been_closed() {
         let name = format!("/dev/shm/blockd-erase-{}", std::process::id());
         let mut options = std::fs::OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(true).open(&name);
@@ -488,17 +489,20 @@ mod tests {
             pmem.start().unwrap();
             assert_eq!(pmem.is_to_be_erased(), expected, "{medium:?} {erase}");
         }
-        // Until that has been done, each open finds the note.
-        let pmem = mapped(Medium::DevDax, true);
-        pmem.format([1; 16]).unwrap();
-        drop(pmem);
-        let pmem = mapped(Medium::DevDax, true);
-        pmem.start().unwrap();
-        assert!(pmem.is_to_be_erased());
-        pmem.erase_ended().unwrap();
-        drop(pmem);
-        let pmem = mapped(Medium::DevDax, true);
-        pmem.start().unwrap();
-        assert!(!pmem.is_to_be_erased());
+        // Until that has been done, each open finds the note: also one of a file, whose first owner
+        // may have died with freed extents that it had not overwritten yet.
+        for medium in [Medium::DevDax, Medium::File] {
+            let pmem = mapped(medium, true);
+            pmem.format([1; 16]).unwrap();
+            drop(pmem);
+            let pmem = mapped(medium, true);
+            pmem.start().unwrap();
+            assert!(pmem.is_to_be_erased(), "{medium:?}");
+            pmem.erase_ended().unwrap();
+            drop(pmem);
+            let pmem = mapped(medium, true);
+            pmem.start().unwrap();
+            assert!(!pmem.is_to_be_erased(), "{medium:?}");
+        }
     }
 }
