@@ -12,7 +12,7 @@ use blockd_media::MARKED_BYTES;
 use blockd_media::error::{Error, ErrorKind, shown};
 use blockd_media::pool::{PoolError, PoolSpec, has_pmem_header, is_there};
 use blockd_media::units::GIB;
-use blockd_media::{Device, DeviceKind, DeviceSpec};
+use blockd_media::{Device, DeviceKind, DeviceSpec, claim_disk};
 use nix::sys::statvfs::statvfs;
 
 use crate::config::{DeviceConfig, PoolConfig, SizeWish};
@@ -253,14 +253,25 @@ pub(super) fn refuse_foreign(path: &Path) -> Result<(), Error> {
             let part = &mut page[..length];
             file.read_exact_at(part, at).map_err(failed)?;
             if part.iter().any(|byte| *byte != 0) {
-                let problem = "holds something that is not a pool: name another one, or zero its \
-                               first and last 2 MiB (wipefs does not; blkdiscard --zeroout does)";
-                return Err(Error::in_use(path.display().to_string(), problem));
+                return Err(Error::in_use(path.display().to_string(), foreign(&file)));
             }
             at += length as u64;
         }
     }
     Ok(())
+}
+
+/// The problem of a file or disk that holds something else. One that is in use must not be
+/// zeroed, so that is no advice there.
+fn foreign(file: &File) -> String {
+    match claim_disk(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+            format!("holds something that is not a pool, and {error}: name another one")
+        }
+        _ => "holds something that is not a pool: name another one, or zero its first and last \
+              2 MiB (wipefs does not; blkdiscard --zeroout does)"
+            .to_owned(),
+    }
 }
 
 #[cfg(test)]
