@@ -413,6 +413,9 @@ async fn begin_and_end_of_a_cause_are_logged_with_time_and_names() {
         .with_max_level(tracing::Level::DEBUG)
         .with_writer(move || writer.clone())
         .finish();
+    // While a process has one subscriber, a call site that another thread, which has none, meets
+    // first is switched off for all threads.
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(subscriber, || {
         rig.look_later(1);
         rig.look_later(2000);

@@ -575,6 +575,9 @@ fn a_removal_that_comes_back_while_its_caller_leaves_is_shown_as_no_hang() {
     daemon.attach(&spec(1)).unwrap();
     rig.kernel.is_open.store(true, Ordering::Release);
     let log = BackAtOnce(Arc::clone(&rig.kernel), Arc::clone(&daemon));
+    // While a process has one subscriber, a call site that another thread, which has none, meets
+    // first is switched off for all threads.
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     let error = tracing::subscriber::with_default(log, || daemon.detach(&spec(1), Some(0), false));
     assert!(matches!(error, Err(DeviceError::Hangs { .. })), "{error:?}");
     let view = daemon.view(&[1; 16], VolumeId(1)).unwrap();
