@@ -13,6 +13,8 @@ const BLOCKS: u64 = 512;
 pub(super) const CONFLICT: i32 = 52;
 /// A file that stops `flushing`.
 const STOP: &str = "/tmp/stop";
+/// Printed when the first write of `on` has been done.
+pub(super) const WRITES: &str = "writes";
 /// Printed before the number of the last write that was flushed.
 pub(super) const FLUSHED: &str = "flushed ";
 
@@ -80,7 +82,12 @@ impl Blocks {
 
     fn until_refused(&mut self) -> Result<()> {
         for round in 0_u64.. {
-            let Err(error) = self.write(round) else { continue };
+            let Err(error) = self.write(round) else {
+                if round == 0 {
+                    println!("{WRITES}");
+                }
+                continue;
+            };
             ensure!(round > 0, "not one write before the error: {error:#}");
             println!("refused after {round} writes: {error:#}");
             return Ok(());

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use super::blocks::WRITES;
 use super::lab::Lab;
 use super::rounds::Part;
 
@@ -25,7 +26,7 @@ pub fn freeze(part: &Part) -> Result<String> {
         let victim = lab.give(owner, rng)?;
         let other = 1 - victim;
         lab.hosts[victim].ok("attach && blocks $VOLUME fill")?;
-        lab.hosts[victim].send("blocks $VOLUME on")?;
+        lab.hosts[victim].begin("blocks $VOLUME on", WRITES)?;
         std::thread::sleep(Duration::from_millis(rng.u64(..2_000)));
         lab.hosts[victim].running().freeze()?;
         std::thread::sleep(Duration::from_millis(rng.u64(FROZEN_MILLIS)));

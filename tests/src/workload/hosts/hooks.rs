@@ -35,7 +35,7 @@ pub fn hooks(part: &Part) -> Result<String> {
         survivor.ok(&format!("attach && blocks $VOLUME since {id} {last} && detach"))?;
         owner = other;
         lab.boot(victim)?;
-        lab.hosts[other].ok(&format!("! blockd node list | grep -q vg/{id}")).map(|_| ())
+        lab.hosts[other].ok(&format!("returned vg/{id}")).map(|_| ())
     })?;
     lab.end()?;
     Ok(format!(

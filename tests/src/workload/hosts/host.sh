@@ -116,6 +116,16 @@ hook() {
     chmod 755 /etc/blockd/hooks /etc/blockd/hooks/pre-declare-dead.d/50-hook
 }
 
+# returned NODE: a host that has booted is dead no more, some seconds after its locks were started.
+returned() {
+    for _ in $(seq 60); do
+        if ! blockd node list | grep -q "$1"; then return; fi
+        sleep 1
+    done
+    blockd node list
+    return 1
+}
+
 # join: the volume group that the other host has made.
 join() { serve && blockd vg add vg && vgchange --lockstart vg; }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use super::blocks::WRITES;
 use super::lab::Lab;
 use super::rounds::Part;
 
@@ -31,7 +32,7 @@ pub fn link(part: &Part) -> Result<String> {
         if locks {
             lab.hosts[victim].ok(LOCKING)?;
         }
-        lab.hosts[victim].send("blocks $VOLUME on")?;
+        lab.hosts[victim].begin("blocks $VOLUME on", WRITES)?;
         std::thread::sleep(Duration::from_millis(rng.u64(..2_000)));
         // The array is the network's first port.
         lab.network.cut(victim + 1, true);

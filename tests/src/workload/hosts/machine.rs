@@ -56,6 +56,21 @@ impl Machine {
         self.running.send(line)
     }
 
+    /// Starts a line, and waits until it has printed this.
+    pub(super) fn begin(&mut self, line: &str, wanted: &str) -> Result<()> {
+        self.send(line)?;
+        loop {
+            let left = PATIENCE.saturating_sub(self.started.elapsed());
+            let said = self.running.line_within(left);
+            let said = said.with_context(|| format!("{}: {line}", self.name))?;
+            let Some(said) = said else { bail!("{}: ended during: {line}", self.name) };
+            ensure!(!said.starts_with(ANSWERED), "{}: {line}: not one `{wanted}`", self.name);
+            if said == wanted {
+                return Ok(());
+            }
+        }
+    }
+
     /// Waits for the end of the line that was sent.
     pub(super) fn answer(&mut self) -> Result<Answer> {
         let mut text = String::new();

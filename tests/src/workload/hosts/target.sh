@@ -10,8 +10,13 @@ array_nvme() {
     nvmet=$config/nvmet
     subsystem=$nvmet/subsystems/shared
     mkdir "$subsystem" && put 1 "$subsystem/attr_allow_any_host" || return
+    # An array has the same names after a loss of power. Otherwise hosts take its disk for another
+    # one, and remove the one that they had.
+    put 5aa5 "$subsystem/attr_serial" || return
     namespace=$subsystem/namespaces/1
     mkdir "$namespace" && put /dev/vda "$namespace/device_path" || return
+    put 5aa55aa5-0000-4000-8000-000000000001 "$namespace/device_uuid" || return
+    put 5aa55aa5-0000-4000-8000-000000000001 "$namespace/device_nguid" || return
     put 1 "$namespace/resv_enable" && put 1 "$namespace/enable" || return
     port=$nvmet/ports/1
     mkdir "$port" && put ipv4 "$port/addr_adrfam" && put tcp "$port/addr_trtype" || return
