@@ -453,3 +453,44 @@ fn clients_wait_while_the_file_system_of_their_group_is_not_mounted() {
         assert!(read == data);
     }
 }
+
+/// As after a boot: neither the pool nor its attachment is forgotten, and both come back by
+/// themselves.
+#[test]
+fn a_cell_is_kept_by_a_daemon_that_starts_before_its_file_system_is_mounted() {
+    let folder = shared();
+    let mut hosts = prepared(folder.path(), "");
+    let data = pattern(MIB, 12);
+    let first = place(&hosts[0].json(&["attach", "--nbd", "data", "--pool", "one"]));
+    connect(&first).write(0, &data, true).unwrap();
+    let away = folder.path().with_extension("away");
+    let unmount = || {
+        fs::rename(folder.path(), &away).unwrap();
+        fs::create_dir(folder.path()).unwrap();
+    };
+    let mount = || {
+        let is_empty = fs::read_dir(folder.path()).unwrap().next().is_none();
+        assert!(is_empty, "a file was made in the place of the file system");
+        fs::remove_dir(folder.path()).unwrap();
+        fs::rename(&away, folder.path()).unwrap();
+    };
+    // A daemon that runs does not take it for a group without cells either.
+    unmount();
+    let (_, error) = hosts[0].failure(&["cell", "delete", "local/one"]);
+    assert!(error.contains("does not have the group's files"), "{error}");
+    let groups = hosts[0].json(&["vg", "list"]);
+    assert!(groups.to_string().contains("does not have the group's files"), "{groups}");
+    mount();
+    hosts[0].terminate();
+    unmount();
+    hosts[0].start_not_ready();
+    let (_, error) = hosts[0].failure(&["cell", "delete", "local/one"]);
+    assert!(error.contains("does not have the group's files"), "{error}");
+    mount();
+    wait_until("the volume can be shown again", || {
+        hosts[0].run(&["show", "data", "--pool", "one"]).status.success()
+    });
+    let mut read = vec![0; MIB];
+    connect(&first).read(0, &mut read).unwrap();
+    assert!(read == data);
+}

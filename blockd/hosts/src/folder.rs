@@ -58,19 +58,10 @@ impl Folder {
         let mut held = self.lock.lock();
         // The place where its file system is mounted is a folder, too, and a lock there one for
         // nothing.
-        let is_there = match &*held {
-            Some(lock) => lock.is_in_place()?,
-            None => !is_known || self.is_used()?,
-        };
-        if !is_there {
-            let problem = "does not have the group's files: mount its file system, or remove the \
-                           group (`blockd vg remove`) and add it again";
-            let (group, problem) = (self.path.display().to_string(), problem.to_owned());
-            return Err(HostsError::Unsuitable { group, problem });
+        if let Some(lock) = &*held {
+            return self.is_there(lock.is_in_place()?);
         }
-        if held.is_some() {
-            return Ok(());
-        }
+        self.is_there(!is_known || self.is_used()?)?;
         let Some(lock) = HostLock::take(&self.path, self.host)? else {
             let problem = format!(
                 "has another daemon with the number {}, which runs: give this one another (--host)",
@@ -81,6 +72,25 @@ impl Folder {
         lock.note(Some(Noted { key: Key::new(self.host, incarnation), is_fenced: false }))?;
         *held = Some(lock);
         self.sync()
+    }
+
+    fn is_there(&self, is_there: bool) -> Result<(), HostsError> {
+        if is_there {
+            return Ok(());
+        }
+        let problem = "does not have the group's files: mount its file system, or remove the \
+                       group (`blockd vg remove`) and add it again";
+        let (group, problem) = (self.path.display().to_string(), problem.to_owned());
+        Err(HostsError::Unsuitable { group, problem })
+    }
+
+    /// Refuses while the file system that this daemon has entered is not mounted: what is in its
+    /// place looks like a group without cells.
+    fn is_still_there(&self) -> Result<(), HostsError> {
+        match &*self.lock.lock() {
+            Some(lock) => self.is_there(lock.is_in_place()?),
+            None => Ok(()),
+        }
     }
 
     /// Whether the folder has any file of a group. Older releases wrote none for each host.
@@ -157,6 +167,7 @@ impl Folder {
     }
 
     fn cell(&self, name: &CellName) -> Result<Cell, HostsError> {
+        self.is_still_there()?;
         let path = self.file(name);
         let size = match fs::metadata(&path) {
             Ok(found) => found.len(),
@@ -230,6 +241,7 @@ impl Folder {
 
 impl Coordinator for Folder {
     fn cells(&self) -> Result<Vec<Cell>, HostsError> {
+        self.is_still_there()?;
         let mut cells = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(failed("read", &self.path))? {
             let entry = entry.map_err(failed("read", &self.path))?;

@@ -377,6 +377,8 @@ impl Control {
         asked: v1::DeleteCellRequest,
     ) -> Result<v1::DeleteCellResponse, Error> {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
+        // A folder whose file system is not mounted has no cell, and none of them is deleted.
+        self.join_group(&group).await?;
         let _one = self.lock_cell(&group, &name).await;
         let Some(found) = self.find_cell(&group, &name).await? else {
             self.note_taking(&group, &name, None).await?;

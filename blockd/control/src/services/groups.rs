@@ -1,11 +1,12 @@
 //! Groups of cells: storage that several hosts reach, and this host's membership in each (H1, H2,
 //! H5 of `docs/HOSTS.md`). The calls about single cells are in `cells`.
 
+mod watch;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use blockd_api::v1;
 #[cfg(test)]
@@ -25,9 +26,6 @@ use super::state_file::StateFile;
 use super::{Control, blocking};
 use crate::config::PoolConfig;
 use crate::node::NodeId;
-
-/// How long the devices of groups may take to answer before what does not need them goes on.
-const START_WAIT: Duration = Duration::from_secs(10);
 
 /// Why cells were dropped.
 const FENCED: &str = "this host was fenced";
@@ -231,11 +229,11 @@ impl Group {
                  again"
             ));
         }
-        if let Backend::Folder(folder) = &self.backend {
-            return (!folder.is_entered()).then(|| {
+        if matches!(self.backend, Backend::Folder(_)) {
+            return (!self.is_entered()).then(|| {
                 format!(
-                    "this daemon's number is not taken in volume group {name}, another one may \
-                     have it: stop that one, then `blockd vg add` again"
+                    "this daemon's number is not taken in volume group {name}: its file system is \
+                     not mounted, or another daemon has the number; mount it, or stop that one"
                 )
             });
         }
@@ -249,9 +247,18 @@ impl Group {
         (!member.is_published).then(|| {
             format!(
                 "this host has registered with volume group {name}, and is not known there yet: \
-                 start its locks (`vgchange --lockstart {name}`), then `blockd vg add {name}`"
+                 start its locks (`vgchange --lockstart {name}`), it is known some seconds later"
             )
         })
+    }
+
+    /// Whether this daemon has its number in a group that is a folder: not before the folder's file
+    /// system is mounted.
+    fn is_entered(&self) -> bool {
+        match &self.backend {
+            Backend::Folder(folder) => folder.is_entered(),
+            _ => true,
+        }
     }
 
     /// Keeps another host off all devices, in the incarnation that has this key (H3). Blocks.
@@ -413,6 +420,12 @@ impl Groups {
         self.add(Arc::new(Group::new(record, Backend::Simulated(member))));
     }
 
+    /// Lets go of all groups, as a process does that ends.
+    #[cfg(test)]
+    pub(super) fn let_go(&self) {
+        self.all.write().clear();
+    }
+
     #[cfg(test)]
     pub(super) fn add(&self, group: Arc<Group>) {
         self.all.write().insert(group.name.clone(), group);
@@ -515,69 +528,6 @@ fn this_boot() -> String {
 }
 
 impl Control {
-    /// Reads which groups there are, before a pool is opened. Looks whether this host was fenced
-    /// from one while the daemon was down (H5), and registers with the devices after a boot, which
-    /// the locks of the group need (H1). Groups whose devices do not answer in time are looked at
-    /// later: their pools are opened then. Pools of cells that this host has not any more are
-    /// forgotten.
-    ///
-    /// # Errors
-    /// If the list can't be read: pools in its cells could be opened against the rules.
-    pub async fn start_groups(&self) -> Result<(), Error> {
-        let control = self.clone();
-        blocking(move || control.0.groups.read()).await?;
-        let mut looks = tokio::task::JoinSet::new();
-        for group in self.0.groups.all() {
-            let control = self.clone();
-            looks.spawn(async move { control.enter_group(&group).await });
-        }
-        let all = async { while looks.join_next().await.is_some() {} };
-        if tokio::time::timeout(START_WAIT, all).await.is_err() {
-            tracing::warn!("disks of a volume group do not answer: its cells are opened later");
-            looks.detach_all();
-        }
-        for config in self.remembered_pools()? {
-            let device = &config.devices[0].path;
-            let Some((group, cell)) = self.0.groups.cell_at(device) else { continue };
-            if !group.coordinator().holds(device) {
-                let group = shown(&group.name);
-                tracing::info!(pool = config.name, "cell {cell} of {group} is not held any more");
-                // Clients on standby go on to wait for it.
-                self.forget_but_attachments(&config.name).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The part of the start that is about one group.
-    async fn enter_group(&self, group: &Arc<Group>) {
-        self.look_at_membership(group).await;
-        let member = group.member();
-        let is_outdated = member.address != self.0.options.hosts.published()
-            || member.node != self.node().map(NodeId::number);
-        if !group.is_lost()
-            && (!member.is_registered() || is_outdated)
-            && let Err(error) = self.join_group(group).await
-        {
-            tracing::info!(group = group.name, %error, "the group is not used yet");
-        }
-        self.reopen_cells(group).await;
-    }
-
-    /// Opens pools that could not be opened before the group was looked at.
-    async fn reopen_cells(&self, group: &Group) {
-        for known in self.known_pools() {
-            let is_in =
-                known.paths().iter().any(|path| group.coordinator().cell_at(path).is_some());
-            if is_in && known.state.is_err() && !known.is_closed() && group.refusal().is_none() {
-                let name = &known.config.name;
-                if let Err(error) = self.reopen_pool(name).await {
-                    tracing::warn!(pool = name, %error, "the pool is still not open");
-                }
-            }
-        }
-    }
-
     /// A group by name.
     pub(super) fn group(&self, name: &str) -> Result<Arc<Group>, Error> {
         self.0.groups.get(name).ok_or_else(|| Error::not_found("volume group", name))
@@ -740,50 +690,5 @@ impl Control {
             control.0.groups.forget(&group.name)
         })
         .await
-    }
-
-    /// Looks whether this host was fenced from a group. A device that can't be asked is no fence.
-    async fn look_at_membership(&self, group: &Arc<Group>) {
-        if group.is_looked_at.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let (control, looked_at) = (self.clone(), Arc::clone(group));
-        let looked = blocking(move || {
-            let was_fenced = !looked_at.is_lost() && looked_at.was_fenced(None)?;
-            if was_fenced && let Err(error) = control.0.groups.lose(&looked_at) {
-                tracing::warn!(group = looked_at.name, %error, "a fence is not remembered");
-            }
-            Ok(was_fenced)
-        });
-        let mut is_first = false;
-        match looked.await {
-            Ok(was_fenced) => {
-                is_first = !group.is_checked.swap(true, Ordering::AcqRel);
-                if was_fenced {
-                    self.drop_cells(group, FENCED).await;
-                }
-            }
-            Err(error) => {
-                tracing::warn!(group = group.name, %error, "can't see whether this host is fenced");
-            }
-        }
-        group.is_looked_at.store(false, Ordering::Release);
-        if is_first {
-            self.reopen_cells(group).await;
-        }
-    }
-
-    /// Looks at all memberships, side by side. To be called every few seconds: a host that has no
-    /// IO does not meet its fence otherwise.
-    pub async fn watch_groups(&self) {
-        let mut looks = tokio::task::JoinSet::new();
-        for group in self.0.groups.all() {
-            let control = self.clone();
-            looks.spawn(async move { control.look_at_membership(&group).await });
-        }
-        let all = async { while looks.join_next().await.is_some() {} };
-        // One that does not answer is looked at by its own task, and not twice.
-        let _ = tokio::time::timeout(START_WAIT, all).await;
-        looks.detach_all();
     }
 }

@@ -444,8 +444,12 @@ async fn a_second_host_registers_before_it_can_write_the_directory() {
     assert!(group.failure.contains("is not known there yet"), "{}", group.failure);
     let key = Key::parse(&group.key).unwrap();
     assert!(hosts.array.member(HostNumber(3)).is_member(key).unwrap());
+    rig.control.watch_groups().await;
+    // Once they are started it is known to the others without a further call.
     hosts.array.set_away(false);
-    rig.client.add_volume_group(request()).await.unwrap();
+    assert!(!hosts.array.member(THIS).keys().unwrap().contains(&key));
+    rig.control.watch_groups().await;
+    assert!(hosts.array.member(THIS).keys().unwrap().contains(&key));
     assert_eq!(self::group(&mut rig).await.failure, "");
 }
 
@@ -499,6 +503,7 @@ async fn the_next_start_opens_the_cells_that_are_held_and_forgets_the_others() {
     }
     rig.control.close_pools().await.unwrap();
     std::fs::remove_file(place.path().join("cell-two")).unwrap();
+    rig.control.0.groups.let_go();
     let options = rig.control.0.options.clone();
     let next = super::Control::new(options, Arc::clone(&rig.data_path) as _).unwrap();
     next.start_groups().await.unwrap();
