@@ -428,6 +428,31 @@ fn a_dump_is_not_restored_over_what_a_later_release_has_written() {
 }
 
 #[test]
+fn a_dump_is_restored_from_a_file_alone() {
+    let (mut daemon, pool) = with_data();
+    assert!(daemon.terminate().success());
+    let path = pool.to_str().unwrap();
+    daemon.json(&["pool", "dump", "--output", "dump", path]);
+    let before = std::fs::read(&pool).unwrap();
+    // It is read twice, and a pipe has nothing the second time.
+    let piped = daemon
+        .command(&["pool", "restore", "--force", "--from", "/dev/stdin", path])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let dump = std::fs::read(daemon.dir.join("dump")).unwrap();
+    // It may have ended before it reads all of that.
+    let _ = std::io::Write::write_all(&mut piped.stdin.as_ref().unwrap(), &dump);
+    let output = piped.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(3) && error.contains("a pipe"), "{output:?}");
+    assert!(std::fs::read(&pool).unwrap() == before, "not a byte is written");
+    daemon.ok(&["pool", "restore", "--force", "--from", "dump", path]);
+}
+
+#[test]
 fn a_pool_from_before_the_frozen_format_is_refused_by_its_version_and_left_alone() {
     let (mut daemon, pool) = with_data();
     assert!(daemon.terminate().success());

@@ -7,7 +7,7 @@ mod cli_support;
 
 use std::fs::File;
 use std::io::BufRead as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -452,4 +452,25 @@ fn a_state_directory_that_is_full_keeps_no_pool_from_being_served() {
     let create = ["pool", "create", "new", "--path", path.to_str().unwrap(), "--size", "64M"];
     let (_, error) = daemon.failure(&create);
     assert!(error.contains("served.json"), "{error}");
+}
+
+/// A mistyped path: what lies there is not written over, not even by a claim.
+#[test]
+fn a_disk_of_others_is_not_claimed_by_tools_that_write() {
+    let disk = Loop::new("foreign");
+    let mut daemon = Daemon::start("256M");
+    assert!(daemon.terminate().success());
+    let pool = daemon.dir.join("default.pool").display().to_string();
+    daemon.ok(&["pool", "dump", "--output", "dump", &pool]);
+    let file = std::fs::File::options().write(true).open(disk.path()).unwrap();
+    file.write_all_at(b"a header of others", 8192).unwrap();
+    let start = || std::fs::read(disk.path()).unwrap()[..64 << 10].to_vec();
+    let before = start();
+    for words in
+        [&["pool", "repair", disk.path()][..], &["pool", "restore", "--from", "dump", disk.path()]]
+    {
+        let (code, error) = daemon.failure(words);
+        assert!(code == 3 && error.contains("holds something else"), "{code} {error}");
+        assert!(start() == before, "{words:?} has written");
+    }
 }

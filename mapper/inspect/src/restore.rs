@@ -18,6 +18,30 @@ use super::{Entries, IDS_SKIPPED, reader};
 
 use content::Content;
 
+/// The error of a second pass that reads something else than the first.
+const CHANGED: MapperError = MapperError::Internal("the dump has changed between two readings");
+
+/// Lines that were read, without the last one, which has their sum.
+#[derive(Default)]
+struct Lines {
+    count: u64,
+    sum: xxhash_rust::xxh3::Xxh3,
+}
+
+impl std::fmt::Debug for Lines {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lines").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+impl Lines {
+    fn add(&mut self, line: &str) {
+        self.sum.update(line.as_bytes());
+        self.sum.update(b"\n");
+        self.count += 1;
+    }
+}
+
 /// Why a dump can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DumpError {
@@ -60,8 +84,7 @@ pub enum DumpError {
 
 /// The first pass.
 pub struct Scan {
-    lines: u64,
-    sum: xxhash_rust::xxh3::Xxh3,
+    read: Lines,
     end: Option<(u64, u64)>,
     /// The first thing that is wrong; whether it was edited is known at the end only.
     problem: Option<DumpError>,
@@ -70,7 +93,7 @@ pub struct Scan {
 
 impl std::fmt::Debug for Scan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scan").field("lines", &self.lines).finish_non_exhaustive()
+        f.debug_struct("Scan").field("read", &self.read).finish_non_exhaustive()
     }
 }
 
@@ -84,13 +107,13 @@ impl Scan {
     /// Creates the state before the first line.
     #[must_use]
     pub fn new() -> Self {
-        let sum = xxhash_rust::xxh3::Xxh3::new();
-        Self { lines: 0, sum, end: None, problem: None, content: Content::default() }
+        let content = Content::default();
+        Self { read: Lines::default(), end: None, problem: None, content }
     }
 
     /// The next line, without its line feed. `false`: later lines do not change the verdict.
     pub fn line(&mut self, line: &str) -> bool {
-        if self.lines == 0
+        if self.read.count == 0
             && let Err(error) = first_line(line)
         {
             self.problem = Some(error);
@@ -100,12 +123,10 @@ impl Scan {
             self.end = Some(end);
             return false;
         }
-        self.sum.update(line.as_bytes());
-        self.sum.update(b"\n");
-        self.lines += 1;
-        if self.lines > 1 && self.problem.is_none() {
+        self.read.add(line);
+        if self.read.count > 1 && self.problem.is_none() {
             let taken = parse(line).and_then(|line| self.content.take(line));
-            let line = self.lines;
+            let line = self.read.count;
             self.problem = taken.err().map(|problem| DumpError::Line { line, problem });
         }
         true
@@ -113,7 +134,7 @@ impl Scan {
 
     /// The judgement.
     pub fn finish(mut self) -> Result<Plan, DumpError> {
-        let lines = self.lines;
+        let lines = self.read.count;
         if let Some(error @ (DumpError::NoDump | DumpError::Version { .. })) = self.problem {
             return Err(error);
         }
@@ -121,8 +142,8 @@ impl Scan {
             return Err(DumpError::NoDump);
         }
         let Some((recorded_lines, sum)) = self.end else { return Err(DumpError::Cut { lines }) };
-        let computed = self.sum.digest();
-        if recorded_lines != lines || sum != computed {
+        let computed = self.read.sum.digest();
+        if (recorded_lines, sum) != (lines, computed) {
             let recorded = format!("{recorded_lines} lines, {sum:016x}");
             return Err(DumpError::Edited { lines, computed, recorded });
         }
@@ -131,7 +152,7 @@ impl Scan {
         }
         let ended = self.content.end();
         ended.map_err(|problem| DumpError::Line { line: lines, problem })?;
-        Ok(Plan { content: self.content })
+        Ok(Plan { content: self.content, end: (lines, computed) })
     }
 }
 
@@ -139,6 +160,8 @@ impl Scan {
 #[derive(Debug)]
 pub struct Plan {
     content: Content,
+    /// Lines in front of the last one, and their sum.
+    end: (u64, u64),
 }
 
 /// The content of the devices that a dump is to be restored to.
@@ -264,7 +287,8 @@ impl Plan {
         let avoid = HashSet::new();
         let pages = PageSource::new(&superblock, &known.owners, &avoid, self.content.pages)?;
         let builder = Builder::new(media, superblock, target.handles, pages);
-        Ok(Restoring { builder, leaf: None, labels: Vec::new(), lines: 0 })
+        let (read, end) = (Lines::default(), self.end);
+        Ok(Restoring { builder, leaf: None, labels: Vec::new(), read, end })
     }
 }
 
@@ -275,18 +299,22 @@ pub struct Restoring<'m> {
     leaf: Option<(u32, u64, Box<Entries>)>,
     /// Labels of the volume so far.
     labels: Vec<(String, String)>,
-    lines: u64,
+    read: Lines,
+    /// The same of the first pass.
+    end: (u64, u64),
 }
 
 impl Restoring<'_> {
     /// The next line, as in the first pass.
     pub fn line(&mut self, line: &str) -> Result<(), MapperError> {
-        self.lines += 1;
-        if self.lines == 1 || last_line(line).is_some() {
+        if last_line(line).is_some() {
             return Ok(());
         }
-        let changed = |_| MapperError::Internal("the dump has changed between two readings");
-        match parse(line).map_err(changed)? {
+        self.read.add(line);
+        if self.read.count == 1 {
+            return Ok(());
+        }
+        match parse(line).map_err(|_| CHANGED)? {
             Line::Volume(record) => {
                 self.end_leaf()?;
                 self.labels.clear();
@@ -339,7 +367,13 @@ impl Restoring<'_> {
     }
 
     /// Writes the rest, and makes it valid. Returns the pages written.
+    ///
+    /// # Errors
+    /// If the lines were not those of the first pass: nothing of them is valid then.
     pub fn finish(mut self) -> Result<u64, MapperError> {
+        if (self.read.count, self.read.sum.digest()) != self.end {
+            return Err(CHANGED);
+        }
         self.end_leaf()?;
         let pages = self.builder.pages_written;
         self.builder.finish()?;

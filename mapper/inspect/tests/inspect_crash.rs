@@ -160,6 +160,26 @@ fn a_restore_that_lost_power_is_done_again_with_the_same_end() {
     }
 }
 
+/// As where the file is written anew meanwhile, or is a pipe, which has nothing the second time.
+#[test]
+fn a_dump_that_is_another_the_second_time_is_not_restored() {
+    let media = pools().into_iter().next().unwrap();
+    let (text, _) = dumped(&media);
+    let devices = media.open_options().devices;
+    let expected = contents(media.clone());
+    let count = text.lines().count();
+    for lines in [0, 1, count / 2, count - 2] {
+        let mut media = media.clone();
+        let mut target = Losing::new(&mut media, u64::MAX);
+        let plan = scanned(&text).unwrap();
+        let found = plan.target(&mut target, &devices).unwrap();
+        let mut restoring = plan.begin(&mut target, found).unwrap();
+        text.lines().take(lines).for_each(|line| restoring.line(line).unwrap());
+        restoring.finish().unwrap_err();
+        assert!(contents(media) == expected, "after {lines} of {count} lines");
+    }
+}
+
 /// A repair uses all sound pages that it finds, and writes from the end of the pool on: while there
 /// is room, a dump from before the damage brings everything back also afterwards.
 #[test]

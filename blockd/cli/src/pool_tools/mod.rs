@@ -47,6 +47,11 @@ impl Devices {
     fn open_to_write(&self, claim: ClaimWait) -> Result<Offline, Error> {
         Offline::open(&self.paths, Access::Write, claim.claim_wait).map_err(failed)
     }
+
+    /// The same, also where something else lies on a device.
+    fn open_to_replace(&self, claim: ClaimWait) -> Result<Offline, Error> {
+        Offline::open(&self.paths, Access::Replace, claim.claim_wait).map_err(failed)
+    }
 }
 
 /// Of tools that write.

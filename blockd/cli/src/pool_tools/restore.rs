@@ -52,9 +52,13 @@ struct Restored {
 
 impl Restore {
     pub(crate) fn run(&self, context: &Context) -> Result<(), Error> {
-        let len = std::fs::metadata(&self.from);
-        let len = len.map_err(|source| Error::file("read", &self.from, source))?.len();
-        // It is read twice: judged, then carried out.
+        let found = std::fs::metadata(&self.from);
+        let found = found.map_err(|source| Error::file("read", &self.from, source))?;
+        // It is read twice: judged, then carried out. A pipe has nothing the second time.
+        if !found.is_file() {
+            return Err(Error::invalid("--from", self.from.display(), "a file, not a pipe"));
+        }
+        let len = found.len();
         let bar = Progress::shown("restore", len.saturating_mul(2), !context.output.is_json());
         let done = self.restore(&bar);
         bar.clear();
@@ -75,7 +79,10 @@ impl Restore {
 
     fn restore(&self, bar: &Progress) -> Result<Restored, Error> {
         let plan = self.plan(bar)?;
-        let mut devices = self.devices.open_to_write(self.claim)?;
+        let mut devices = match self.force {
+            true => self.devices.open_to_replace(self.claim)?,
+            false => self.devices.open_to_write(self.claim)?,
+        };
         let present = devices.present().to_vec();
         let target = plan.target(&mut devices, &present)?;
         if !self.force {

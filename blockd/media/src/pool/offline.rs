@@ -47,6 +47,14 @@ pub enum Access {
     Read,
     /// As the owner.
     Write,
+    /// The same, also of devices on which something else may lie.
+    Replace,
+}
+
+impl Access {
+    const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Replace)
+    }
 }
 
 /// Pages that are read at once past the cache: as many as the inspection reads at a time.
@@ -147,11 +155,11 @@ impl Offline {
         for path in paths {
             let mut opened = open(path, access)?;
             opened.below = lock(&opened.file, path, access)?;
-            if access == Access::Write {
+            if access.writes() {
                 let guard = claim_disk(&opened.file);
                 opened.guard = guard.map_err(PoolError::io("claim", path))?;
             }
-            if let (Some(device), Access::Write) = (&opened.mapped, access) {
+            if let Some(device) = opened.mapped.as_ref().filter(|_| access.writes()) {
                 // An interrupted change is completed before anything else is changed.
                 device.start().map_err(PoolError::io("take up", path))?;
             }
@@ -166,15 +174,16 @@ impl Offline {
         let aligned = aligned.ok_or_else(none).map_err(PoolError::io("read", "the pool"))?;
         let (locks, claims) = (Vec::new(), Vec::new());
         let mut offline = Self { files, present, aligned, locks, claims };
-        if access == Access::Write {
-            offline.take(claim_wait)?;
+        if access.writes() {
+            offline.take(access, claim_wait)?;
         }
         Ok(offline)
     }
 
     /// Takes the pool as a daemon does, so that no other host and no other path writes to it. Where
-    /// no device says which of them is the first, the claim of each that may be it is taken.
-    fn take(&mut self, claim_wait: Duration) -> Result<(), PoolError> {
+    /// no device says which of them is the first, the claim of each that may be it is taken: not
+    /// over what others have there, as a mistyped path would lead to.
+    fn take(&mut self, access: Access, claim_wait: Duration) -> Result<(), PoolError> {
         // The data that is read here decides which claim is taken, and may have been cached before.
         self.files.iter().for_each(|one| forget(&one.file, 0, 0));
         let (mut known, mut unknown, mut copies) = (Vec::new(), Vec::new(), Vec::new());
@@ -189,7 +198,8 @@ impl Offline {
                 None => unknown.push(index),
             }
         }
-        let firsts = if known.is_empty() { unknown } else { known };
+        let is_guess = known.is_empty();
+        let firsts = if is_guess { unknown } else { known };
         let path_of = |this: &Self, index: usize| PathBuf::from(&this.present[index].name);
         let path = path_of(self, firsts.first().copied().unwrap_or(0));
         let ids: BTreeSet<_> = copies.iter().map(|(pool_id, _)| *pool_id).collect();
@@ -217,6 +227,11 @@ impl Offline {
             lock_space: self.locks.first().map_or(0, HostLock::space),
             wait: claim_wait,
         };
+        if is_guess && access != Access::Replace {
+            for &index in &firsts {
+                claim::refuse_foreign(&self.files[index].file, &path_of(self, index))?;
+            }
+        }
         for index in firsts {
             let (gate, path) = (Arc::default(), path_of(self, index));
             let claim = claim::take(&self.files[index].file, &path, &opener, &gate)?;
@@ -296,7 +311,7 @@ fn open(path: &Path, access: Access) -> Result<Opened, PoolError> {
     let kind = kind_of(path).map_err(failed)?;
     let is_pmem = matches!(kind, DeviceKind::Pmem(_));
     let is_file = std::fs::metadata(path).map_err(failed)?.is_file();
-    if !is_pmem || (is_file && access != Access::Write) {
+    if !is_pmem || (is_file && !access.writes()) {
         let (file, from) = open_file(path, access).map_err(failed)?;
         check_kind(&file, path)?;
         let base = if is_pmem { pmem::HEADER_BYTES } else { 0 };
@@ -313,7 +328,7 @@ fn open(path: &Path, access: Access) -> Result<Opened, PoolError> {
 /// find after a start, and not an older one from the cache.
 fn open_file(path: &Path, access: Access) -> std::io::Result<(File, Source)> {
     let mut options = OpenOptions::new();
-    options.read(true).write(access == Access::Write);
+    options.read(true).write(access.writes());
     if access != Access::Look {
         return Ok((options.open(path)?, Source::Cache));
     }
@@ -436,10 +451,10 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<Vec<File>, PoolError
         let tried = match access {
             Access::Look => Ok(()),
             Access::Read => file.try_lock_shared(),
-            Access::Write => file.try_lock(),
+            Access::Write | Access::Replace => file.try_lock(),
         };
         match tried {
-            Ok(()) if access != Access::Write => return Ok(Vec::new()),
+            Ok(()) if !access.writes() => return Ok(Vec::new()),
             Ok(()) => match lock_below(file).map_err(PoolError::io("lock", path))? {
                 Some(below) => return Ok(below),
                 None => file.unlock().map_err(PoolError::io("unlock", path))?,
