@@ -11,6 +11,7 @@ use blockd_media::error::{Error, shown};
 use blockd_media::units::counted;
 
 use super::attachments::Attachment;
+use super::devices::recorded_spec;
 use super::messages::count;
 use super::volumes::find;
 use super::{Control, EventKind, Known, blocking, pool_error};
@@ -228,8 +229,16 @@ impl Control {
         Ok(())
     }
 
-    /// Serves the devices again that were removed before one was found to be in use.
+    /// Serves the devices again that were removed before one was found to be in use, or did not come
+    /// back in time: that one, too, once it has.
     async fn serve_again(&self, pool: &str) {
+        if let Some(devices) = self.ublk() {
+            for one in self.0.attachments.of_pool(pool) {
+                if let Some(spec) = recorded_spec(&one.record) {
+                    devices.keep(&spec.pool, spec.volume);
+                }
+            }
+        }
         if let Err(error) = self.recover(pool, "").await {
             tracing::warn!(pool, %error, "devices were not recovered");
         }

@@ -276,3 +276,24 @@ async fn the_daemon_starts_where_a_device_of_another_mark_can_not_be_remembered(
     rig.control.recover("", "a").await.unwrap();
     assert_eq!(mark(), None);
 }
+
+/// The pool stays open, and goes on with the volume's device.
+#[tokio::test]
+async fn a_device_that_was_removed_after_the_close_of_its_pool_had_failed_is_added_again() {
+    let (mut rig, kernel) = (Rig::without_pool(folder()).await, Kernel::default());
+    let config = file_pool("default", &rig.folder.path().join("default.pool"));
+    rig.control.open_pool(&config).await.unwrap();
+    let devices = rig.devices(&kernel).with_limit(Duration::from_secs(3));
+    rig.control.set_ublk(Arc::new(devices));
+    rig.client.create_volume(create("a", MIB)).await.unwrap();
+    let device = v1::AttachVolumeRequest { front_end: v1::FrontEnd::Ublk.into(), ..attach("a") };
+    rig.client.attach_volume(device).await.unwrap();
+    kernel.1.store(true, Ordering::SeqCst);
+    let close = v1::ClosePoolRequest { name: "default".to_owned(), force: true };
+    let status = rig.client.close_pool(close).await.unwrap_err();
+    assert!(status.message().contains("hangs in DEL_DEV"), "{}", status.message());
+    kernel.1.store(false, Ordering::SeqCst);
+    await_done(async || rig.control.ublk().unwrap().served() == 0).await;
+    await_done(async || rig.control.recover_again().await.unwrap() == 1).await;
+    assert_eq!(kernel.numbers(), [9000]);
+}

@@ -64,6 +64,8 @@ struct Seen {
     problem: Option<String>,
     /// A command has removed it that had ended with an error before.
     is_removed: bool,
+    /// The caller of such a command goes on to use it.
+    is_kept: bool,
 }
 
 impl Seen {
@@ -339,7 +341,10 @@ impl Devices {
         let key = (spec.pool, spec.volume);
         let (entry, is_served) = match self.entry(&key) {
             Some(entry) => {
-                let is_served = entry.seen.lock().serving.is_some();
+                let mut seen = entry.seen.lock();
+                seen.is_kept = false;
+                let is_served = seen.serving.is_some();
+                drop(seen);
                 (entry, is_served)
             }
             None => {
@@ -397,6 +402,14 @@ impl Devices {
         result
     }
 
+    /// Has a device added again, by the next look at those that are not served, if a removal that
+    /// timed out comes back late: its caller goes on to use it.
+    pub fn keep(&self, pool: &[u8; 16], volume: VolumeId) {
+        if let Some(entry) = self.entry(&(*pool, volume)) {
+            entry.seen.lock().is_kept = true;
+        }
+    }
+
     /// Notes a removal that came back late. The volume stays attached, but its device's number may
     /// be that of another volume's from now on.
     fn forgetting<T>(
@@ -411,7 +424,8 @@ impl Devices {
             let problem = "the device was removed after the command for that had timed out: \
                            repeat it, or add the device again with `blockd recover`";
             let problem = Some(problem.to_owned());
-            *late.seen.lock() = Seen { problem, is_removed: true, ..Seen::default() };
+            let mut seen = late.seen.lock();
+            *seen = Seen { problem, is_removed: !seen.is_kept, ..Seen::default() };
         }
     }
 
