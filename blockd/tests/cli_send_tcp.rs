@@ -435,6 +435,8 @@ fn a_volume_that_is_replicated_moves_to_the_same_receiver() {
     // And back to a replica, as long as none of the two is written.
     let done = here.json(&["replicate", "data", &target]);
     assert_eq!(done["rounds"][0]["since"], "data@move-2", "{done}");
+    // Which a move that goes on beside it may be sending from.
+    assert_eq!(snapshots(&here, "data@move-").len(), 1, "{done}");
 }
 
 /// The records of what was received have names that begin like those of the snapshots to be sent.

@@ -116,12 +116,20 @@ struct Done {
     warnings: Vec<String>,
 }
 
+/// The command whose snapshots are deleted. Those of the other one may be the base of what it sends
+/// just now, and go when the volume was moved away.
+#[derive(Clone, Copy)]
+enum Whose {
+    Own,
+    All,
+}
+
 impl Move {
     pub(crate) async fn run(self, context: &Context) -> Result<(), Error> {
         let mut rounds = Rounds::begin(self.to, MOVE, context).await?;
         loop {
             let small = rounds.round(false).await? <= SMALL_BYTES;
-            rounds.retain(1).await;
+            rounds.retain(1, Whose::Own).await;
             if small || rounds.done.rounds.len() >= MAX_ROUNDS as usize {
                 break;
             }
@@ -140,7 +148,7 @@ impl Move {
             ))
         })?;
         rounds.check_unchanged().await?;
-        rounds.retain(1).await;
+        rounds.retain(1, Whose::All).await;
         context.output.either(&rounds.done, || {
             let last = rounds.newest();
             format!(
@@ -165,7 +173,7 @@ impl Replicate {
             ..Default::default()
         };
         rounds.client.configure_volume(request).await?;
-        rounds.retain(keep).await;
+        rounds.retain(keep, Whose::Own).await;
         context.output.either(&rounds.done, || {
             let to = &rounds.to.target;
             let one = |round: &Round| {
@@ -328,9 +336,20 @@ impl<'a> Rounds<'a> {
 
     /// Deletes all but the newest that were sent. Where that fails there is a warning: all was
     /// sent, and the next command deletes what stays.
-    async fn retain(&mut self, count: usize) {
-        let old = self.sent.len().saturating_sub(count);
-        for one in self.sent.drain(..old) {
+    async fn retain(&mut self, count: usize, whose: Whose) {
+        let is_meant = |one: &Volume| match whose {
+            Whose::Own => number(&one.name, &self.prefix).is_some(),
+            Whose::All => true,
+        };
+        let (meant, mut kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.sent).into_iter().partition(is_meant);
+        let old = meant.len().saturating_sub(count);
+        let mut meant = meant.into_iter();
+        let old: Vec<_> = meant.by_ref().take(old).collect();
+        kept.extend(meant);
+        kept.sort_by_key(|one| one.id);
+        self.sent = kept;
+        for one in old {
             let request = DeleteVolumeRequest {
                 name: one.name.clone(),
                 pool: one.pool,

@@ -229,8 +229,8 @@ impl Control {
         Ok(())
     }
 
-    /// Serves the devices again that were removed before one was found to be in use, or did not come
-    /// back in time: that one, too, once it has.
+    /// Serves the devices again that were removed before one was found to be in use. One that was
+    /// not removed in time is served again, too, if it is removed later.
     async fn serve_again(&self, pool: &str) {
         if let Some(devices) = self.ublk() {
             for one in self.0.attachments.of_pool(pool) {
