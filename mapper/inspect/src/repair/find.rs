@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use blockd_mapper::format::catalogue::{VolumeRecord, decode_catalogue};
 use blockd_mapper::format::leaf_page::{LeafEntry, decode_leaf};
-use blockd_mapper::format::page::{self, PageExpect, PageKind};
+use blockd_mapper::format::page::{self, PageExpect, PageKind, PageStamp};
 use blockd_mapper::format::{PageRef, Place, PoolId, Structure, VolumeName, levels_for};
 use blockd_mapper::geometry::{PAGE_BYTES, PAGE_SIZE};
 use blockd_mapper::mapping::Mapping;
-use blockd_mapper::units::{Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
+use blockd_mapper::units::{PageAddress, PhysicalExtent, SlotIndex, VolumeId};
 
 use super::super::check::Progress;
 use super::super::dump::Lost;
@@ -28,11 +28,11 @@ impl Visitor for PagesOnly<'_> {
     }
 }
 
-/// Index, tree and LSN of a page that matches its header.
-fn header(page: &[u8], kind: PageKind, pool_id: PoolId) -> Option<(u64, u32, Lsn)> {
+/// The stamp of a page that matches its header.
+fn stamp(page: &[u8], kind: PageKind, pool_id: PoolId) -> Option<PageStamp> {
     let index = u64::from_le_bytes(page.get(40..48)?.try_into().ok()?);
     let opened = page::open(page, &expect(pool_id, kind, index), Place::Memory).ok()?;
-    Some((index, opened.stamp.tree, opened.stamp.lsn))
+    Some(opened.stamp)
 }
 
 fn expect(pool_id: PoolId, kind: PageKind, index: u64) -> PageExpect {
@@ -94,7 +94,7 @@ impl Plan {
         let mut newest: BTreeMap<u64, Orphan> = BTreeMap::new();
         let wanted = |index: u64| missing.iter().any(|m| m.contains(&(index * per_page)));
         self.scan(reader, PageKind::Catalogue, progress, |index, orphan| {
-            if wanted(index) && newest.get(&index).is_none_or(|best| best.lsn < orphan.lsn) {
+            if wanted(index) && newest.get(&index).is_none_or(|best| best.age() < orphan.age()) {
                 newest.insert(index, orphan);
             }
         });
@@ -156,12 +156,13 @@ impl Plan {
                     || o.tree == lineage.0
             };
             let rank = |orphan: &&Orphan| {
-                let before = orphan.lsn < made;
-                let age = if before { orphan.lsn.0 } else { u64::MAX - orphan.lsn.0 };
+                let (epoch, lsn) = (orphan.epoch.0, orphan.lsn.0);
                 if own.contains(&orphan.tree) {
-                    (2, orphan.lsn.0)
+                    (2, epoch, lsn)
+                } else if orphan.lsn < made {
+                    (1, epoch, lsn)
                 } else {
-                    (u64::from(before), age)
+                    (0, u64::MAX - epoch, u64::MAX - lsn)
                 }
             };
             let mut candidates: Vec<_> = candidates.iter().filter(related).copied().collect();
@@ -221,12 +222,11 @@ impl Plan {
                 self.read_extent(reader, extent, &mut bytes);
                 for (within, page) in (0..).zip(bytes.chunks_exact(PAGE_SIZE)) {
                     let address = self.geometry.page_address(extent, within);
-                    let Some((index, tree, lsn)) = header(page, kind, self.pool_id) else {
-                        continue;
-                    };
+                    let Some(stamp) = stamp(page, kind, self.pool_id) else { continue };
                     now.pages += 1;
+                    let PageStamp { index, tree, lsn, epoch, .. } = stamp;
                     if lsn <= superblock.checkpoint_lsn {
-                        each(index, Orphan { address, tree, lsn });
+                        each(index, Orphan { address, tree, lsn, epoch });
                     }
                 }
             }

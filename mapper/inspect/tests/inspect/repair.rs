@@ -5,14 +5,15 @@ use blockd_inspect::repair::{RepairOptions, repair};
 use blockd_mapper::engine::Control;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::Place;
+use blockd_mapper::format::page::{self, PageExpect, PageStamp};
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::io::Page;
-use blockd_mapper::units::{Epoch, VolumeId};
+use blockd_mapper::io::{IoOp, Page};
+use blockd_mapper::units::{Epoch, SlotIndex, VolumeId};
 
-use super::common::{Media, Rig};
+use super::common::{Media, POOL, Rig};
 use super::differences;
 use super::tools::{
-    Cut, MIB, PAGE, Target, checked, closed, contents, dumped, family, found, made, repaired,
+    Cut, MIB, PAGE, SPAN, Target, checked, closed, contents, dumped, family, found, made, repaired,
     restored,
 };
 
@@ -118,6 +119,77 @@ fn a_repaired_pool_survives_power_lost_at_any_write_of_the_repair() {
             assert!(writes > 4);
             return;
         }
+    }
+}
+
+/// The stamps of sound leaf pages of a slot.
+fn leaf_stamps(media: &Media, slot: u32) -> Vec<PageStamp> {
+    let expect = PageExpect { sum: None, ..PageExpect::leaf(POOL, SlotIndex(slot), 0) };
+    let opened = |(device, at): (usize, usize)| {
+        let page = &media.devices[device][at..at + PAGE];
+        Some(page::open(page, &expect, Place::Memory).ok()?.stamp)
+    };
+    found(media, b"BDpg\x01").into_iter().filter_map(opened).collect()
+}
+
+/// Damages the index pages of a volume's tree.
+fn damage_index(media: &mut Media, volume: VolumeId) {
+    let mut count = 0;
+    for (device, at) in found(media, b"BDpg\x02") {
+        let page = &mut media.devices[device][at..at + PAGE];
+        if page[12..16] == volume.0.to_le_bytes() {
+            page[200] ^= 1;
+            count += 1;
+        }
+    }
+    assert!(count > 0);
+}
+
+/// LSNs that were not durable are used again after power loss. The pages of a checkpoint that did
+/// not end stay on the media, and may have a higher one than pages of later checkpoints.
+#[test]
+fn repair_does_not_take_the_page_of_a_checkpoint_that_never_ended_for_a_newer_one() {
+    const SLOT: u64 = 30;
+    let (at, extent) = (SLOT * SPAN, 64 << 10);
+    let mut rig = Rig::new(&[16 * MIB]);
+    let id = rig.create("v", (SLOT + 1) * SPAN);
+    let volume = rig.attach(id);
+    rig.write(&volume, at, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    for slot in 0..=SLOT {
+        rig.write(&volume, slot * SPAN + extent, &[2; PAGE]).unwrap();
+    }
+    rig.engine.submit(Control::Checkpoint);
+    while let Some(mut command) = rig.engine.poll(rig.now) {
+        if matches!(command.op, IoOp::Flush) {
+            break;
+        }
+        rig.media.run(&mut command);
+        rig.engine.complete(command, Ok(()));
+    }
+    // The delta ring is gone as well.
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    let volume = rig.attach(id);
+    assert!(rig.read(&volume, at + extent, PAGE) == [0; PAGE], "it was not durable");
+    rig.write(&volume, at + 2 * extent, &[3; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    for extents in 1..=SLOT {
+        rig.write(&volume, extents * extent, &[4; PAGE]).unwrap();
+    }
+    rig.worker.detach(volume);
+    let mut media = closed(rig);
+    let stamps = leaf_stamps(&media, 30);
+    let newest = stamps.iter().max_by_key(|stamp| stamp.epoch).unwrap();
+    assert!(stamps.iter().any(|s| s.epoch < newest.epoch && s.lsn > newest.lsn), "{stamps:?}");
+
+    damage_index(&mut media, id);
+    let report = repaired(&mut media, RepairOptions::default());
+    assert!(report.salvaged.iter().any(|part| part.range.start == at), "{report:?}");
+    let mut rig = Rig::open(media).unwrap();
+    let volume = rig.attach(id);
+    for (extents, byte) in [1, 0, 3].into_iter().enumerate() {
+        let offset = at + extents as u64 * extent;
+        assert!(rig.read(&volume, offset, PAGE) == [byte; PAGE], "extent {extents}");
     }
 }
 
