@@ -194,6 +194,84 @@ fn repair_does_not_take_the_page_of_a_checkpoint_that_never_ended_for_a_newer_on
 }
 
 #[test]
+fn repair_gives_a_clone_no_page_that_another_of_its_family_wrote_for_itself() {
+    for by_other in [true, false] {
+        let mut rig = Rig::new(&[16 * MIB]);
+        let base = rig.create("base", 8 << 20);
+        let attached = rig.attach(base);
+        rig.write(&attached, 0, &[1; PAGE]).unwrap();
+        rig.control(Control::Checkpoint).unwrap();
+        rig.worker.detach(attached);
+        let source = made(&mut rig, Control::Snapshot { source: base, name: "snap".to_owned() });
+        let clone = |rig: &mut Rig, name: &str| {
+            made(rig, Control::Clone { source, name: name.to_owned(), size: None })
+        };
+        let other = clone(&mut rig, "other");
+        let written = rig.attach(if by_other { other } else { base });
+        rig.write(&written, 0, &[9; PAGE]).unwrap();
+        rig.control(Control::Checkpoint).unwrap();
+        rig.worker.detach(written);
+        let clone = clone(&mut rig, "clone");
+        let mut media = closed(rig);
+        let expected = contents(media.clone());
+        damage_index(&mut media, clone);
+        let report = repaired(&mut media, RepairOptions::default());
+        let salvaged: Vec<_> = report.salvaged.iter().map(|part| part.name.as_str()).collect();
+        assert_eq!((salvaged, report.lost), (vec!["clone"], vec![]));
+        assert!(contents(media) == expected, "{by_other}");
+    }
+}
+
+/// The clone of a clone, as made by a backup of a restored volume: its origin is a snapshot that
+/// is deleted, and no longer names the volume whose pages the clone has.
+#[test]
+fn repair_gives_a_clone_the_pages_from_before_an_origin_that_is_deleted() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let base = rig.create("base", 8 << 20);
+    let snapshot = |rig: &mut Rig, source, name: &str| {
+        made(rig, Control::Snapshot { source, name: name.to_owned() })
+    };
+    let clone = |rig: &mut Rig, source, name: &str| {
+        made(rig, Control::Clone { source, name: name.to_owned(), size: None })
+    };
+    let first = snapshot(&mut rig, base, "first");
+    let restored = clone(&mut rig, first, "restored");
+    let attached = rig.attach(restored);
+    rig.write(&attached, 0, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.worker.detach(attached);
+    let second = snapshot(&mut rig, restored, "second");
+    let clone = clone(&mut rig, second, "clone");
+    rig.control(Control::Delete { volume: second }).unwrap();
+    let mut media = closed(rig);
+    let expected = contents(media.clone());
+    damage_index(&mut media, clone);
+    let report = repaired(&mut media, RepairOptions::default());
+    assert_eq!((report.salvaged.len(), report.lost), (1, vec![]));
+    assert!(contents(media) == expected);
+}
+
+#[test]
+fn repair_gives_a_volume_that_the_log_has_rolled_back_no_page_from_before_that() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let volume = rig.create("v", 8 << 20);
+    let attached = rig.attach(volume);
+    rig.write(&attached, 0, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    let snapshot = made(&mut rig, Control::Snapshot { source: volume, name: "snap".to_owned() });
+    rig.write(&attached, 0, &[2; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.worker.detach(attached);
+    rig.control(Control::Rollback { volume, snapshot }).unwrap();
+    let mut media = rig.kill();
+    let expected = contents(media.clone());
+    damage_index(&mut media, snapshot);
+    let report = repaired(&mut media, RepairOptions::default());
+    assert_eq!((report.salvaged.len(), report.lost), (2, vec![]));
+    assert!(contents(media) == expected);
+}
+
+#[test]
 fn a_superblock_whose_numbers_are_at_their_end_is_not_repaired_to_a_wrong_one() {
     let ends: [fn(&mut Superblock); 3] = [
         |last| last.generation = u64::MAX,
