@@ -55,6 +55,29 @@ impl Waiting {
     }
 }
 
+/// Extents that are set aside.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SetAside {
+    /// Extents that volumes do not have yet.
+    pub(super) extents: u64,
+    /// Extents for the pages of their leaves.
+    for_pages: u64,
+}
+
+impl SetAside {
+    pub(super) const fn all(self) -> u64 {
+        self.extents + self.for_pages
+    }
+
+    /// Of the free extents: those that a volume may get which lacks `own` of its own. It gets these
+    /// before there are others for pages, which it may have from when it had mapped all of them.
+    pub(super) fn available(self, free: u64, own: u64) -> u64 {
+        let others = self.extents.saturating_sub(own);
+        let rest = free.saturating_sub(others);
+        rest.saturating_sub(self.for_pages).max(rest.min(own))
+    }
+}
+
 /// A volume after a command that is still to be checked.
 #[derive(Clone, Copy)]
 pub(super) struct Planned {
@@ -278,7 +301,7 @@ impl Engine {
             let unmet = set_aside.saturating_sub(places);
             (unmet, unmet + volume.kept(), size)
         });
-        let needed = with_pages(pool, unmet);
+        let needed = with_pages(pool, unmet).all();
         if needed == 0 {
             return Ok(());
         }
@@ -299,6 +322,11 @@ impl Engine {
 
     /// Extents that are to stay free for volumes that they are set aside for.
     pub(super) fn set_aside(&self, volumes: &Volumes) -> u64 {
+        self.set_aside_parts(volumes).all()
+    }
+
+    /// The same in parts.
+    pub(super) fn set_aside_parts(&self, volumes: &Volumes) -> SetAside {
         let size = |volume: &Volume| volume.size.load(Ordering::Acquire);
         let of = |volume: &Arc<Volume>| {
             let unmet = volume.unmet();
@@ -458,17 +486,17 @@ impl Engine {
 /// Extents that volumes do not have yet, with those for the pages of their leaves: an extent is of
 /// no use to a volume that can't map it. Of each volume: the extents that it does not have yet,
 /// those that it is still to map, which may be more, and its size.
-fn with_pages(pool: &Pool, volumes: impl Iterator<Item = (u64, u64, u64)>) -> u64 {
+fn with_pages(pool: &Pool, volumes: impl Iterator<Item = (u64, u64, u64)>) -> SetAside {
     let (mut extents, mut leaves) = (0_u64, 0_u64);
     for (unmet, to_map, size) in volumes.filter(|one| one.1 > 0) {
         extents += unmet;
         leaves += to_map.min(u64::from(pool.geometry.slots_for(size)));
     }
     if leaves == 0 {
-        return 0;
+        return SetAside::default();
     }
     let pages = leaves + leaves / LEAVES_PER_INDEX + PAGES_BESIDES;
-    extents + pages.div_ceil(pool.geometry.pages_per_extent())
+    SetAside { extents, for_pages: pages.div_ceil(pool.geometry.pages_per_extent()) }
 }
 
 /// Shares `extents` among these volumes as evenly as possible: the remainder goes to those with the
