@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::MapperError;
 use crate::format::Problem;
-use crate::pool::Pool;
+use crate::pool::{Pool, split};
 use crate::space::{
     Marks, Observed, Placement, SpaceChange, SpaceState, SpaceWatch, VolumeSettings,
 };
@@ -219,6 +219,15 @@ impl Engine {
         let extent = self.pool.geometry.extent_size();
         self.space.free_below = free.map(|bytes| bytes / extent * extent);
         self.look_at_space();
+    }
+
+    /// Sets the devices, by the caller's numbers, that have no space below for a first write: as
+    /// long as others have extents, volumes get theirs.
+    pub fn set_full_below(&mut self, handles: &[u8]) {
+        let places = handles.iter().filter_map(|handle| self.pool.position_of(*handle));
+        let full = places.fold(0, |full, place| full | 1_u32 << place);
+        self.pool.free_space.lock().set_full_below(full);
+        self.replace_grants(|extent| full >> split(extent).0 & 1 == 1);
     }
 
     /// At the next poll, however short a time ago that was done.
