@@ -159,7 +159,32 @@ fn sum(others: u64, parts: &[Part], extent: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::{Device, DeviceKind, DeviceSpec};
+
     use super::*;
+
+    #[test]
+    fn a_file_that_was_allocated_in_advance_has_no_holes_until_some_of_it_is_discarded() {
+        let path = std::env::temp_dir().join(format!("blockd-below-{}", std::process::id()));
+        let spec = |preallocate| DeviceSpec {
+            path: path.clone(),
+            kind: DeviceKind::File,
+            size: Some(1 << 20),
+            preallocate,
+            direct: false,
+        };
+        let has_holes = |device: &Device| has_holes(&device.file().metadata().unwrap());
+        let sparse = has_holes(&Device::create(&spec(false)).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        drop(Device::create(&spec(true)).unwrap());
+        // The configuration does not say so.
+        let device = Device::open(&spec(false)).unwrap();
+        let whole = has_holes(&device);
+        device.discard(0, 1 << 19).unwrap();
+        let discarded = has_holes(&device);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!((sparse, whole, discarded), (true, false, true));
+    }
 
     #[test]
     fn a_file_system_counts_for_no_more_than_its_own_files_can_take() {
