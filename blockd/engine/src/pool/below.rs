@@ -93,14 +93,14 @@ impl PoolHandle {
         let full = sparse.iter().filter(|(_, system)| of(system).below < extent);
         let full: Vec<u8> = full.map(|(at, _)| *at).collect();
         let free = sum(others, &parts.into_values().collect::<Vec<_>>(), extent);
-        let is_news = {
+        let former = {
             let mut state = self.shared.below.0.lock();
             (state.last, state.is_first_full) = (free, is_first_full);
-            std::mem::replace(&mut state.full, full.clone()) != full
+            std::mem::replace(&mut state.full, full.clone())
         };
-        if is_news {
-            // A pool that is closed gives nothing out.
-            let _ = self.set_policy(Policy::FullBelow);
+        if former != full && self.set_policy(Policy::FullBelow).is_err() {
+            // Too much is queued, or the pool is closed: the next look tries it again.
+            self.shared.below.0.lock().full = former;
         }
         free
     }
