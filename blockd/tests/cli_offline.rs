@@ -1,8 +1,13 @@
 //! The binary as a user meets it, where no daemon is needed: help, documents, errors, exit codes.
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use blockd_testkit::clock::Clock;
 
 /// A run with nothing of the caller's surroundings.
 fn blockd(arguments: &[&str]) -> Output {
@@ -152,11 +157,59 @@ fn a_path_that_is_no_socket_or_too_long_is_said_to_be() {
 #[test]
 fn a_daemon_that_does_not_answer_is_given_up() {
     let path = temporary("silent.sock");
-    let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let _silent = UnixListener::bind(&path).unwrap();
     let (code, error) =
         failure(&["--socket", path.to_str().unwrap(), "--timeout", "300ms", "list"]);
     assert_eq!(code, 8);
     assert!(error.ends_with("the daemon gave no answer within 300ms"), "{error}");
+}
+
+/// Answers each call with headers alone, and keeps the connection.
+fn send_headers_alone(mut client: UnixStream) {
+    const PREFACE: usize = 24;
+    const HEADERS: u8 = 1;
+    // A frame: its length, kind, flags and stream. `:status` 200, then the content type.
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let mut headers = vec![0, 0, 19, HEADERS, 4, 0, 0, 0, 1, 0x88, 0x5f, 16];
+    headers.extend(b"application/grpc");
+    let mut frame = [0; 9];
+    let _ = client.write_all(&settings).and_then(|()| client.read_exact(&mut [0; PREFACE]));
+    while client.read_exact(&mut frame).is_ok() {
+        let len = u32::from_be_bytes([0, frame[0], frame[1], frame[2]]);
+        client.read_exact(&mut vec![0; len as usize]).unwrap();
+        if frame[3] == HEADERS {
+            client.write_all(&headers).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_daemon_whose_answer_does_not_end_is_given_up() {
+    let path = temporary("headers.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            std::thread::spawn(move || send_headers_alone(client.unwrap()));
+        }
+    });
+    let socket = path.to_str().unwrap();
+    // One with a single answer, and one with a stream.
+    for verb in [&["list"][..], &["diff", "v"]] {
+        let arguments = [&["--socket", socket, "--timeout", "300ms"], verb].concat();
+        let mut child = command(&arguments).stderr(Stdio::piped()).spawn().unwrap();
+        let clock = Clock::start();
+        while child.try_wait().unwrap().is_none() {
+            if clock.elapsed() > Duration::from_secs(30) {
+                child.kill().unwrap();
+                panic!("{verb:?} goes on");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let output = child.wait_with_output().unwrap();
+        let error = text(&output.stderr).trim_end();
+        assert_eq!(output.status.code(), Some(8), "{error}");
+        assert!(error.ends_with("the daemon gave no answer within 300ms"), "{error}");
+    }
 }
 
 #[test]

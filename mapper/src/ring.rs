@@ -155,16 +155,18 @@ impl DeltaRing {
         slots: usize,
         capacity: u64,
     ) -> Result<Self, MapperError> {
-        Self::format_for(memory, pool_id, boot_id, (slots, capacity), None)
+        Self::format_for(memory, pool_id, boot_id, (slots, capacity), None, None)
     }
 
-    /// The same, with memory for one of its slots. Without it nothing changes.
+    /// The same, with memory for one of its slots. Without it nothing changes. A ring that is
+    /// ignored for the open `ignored` stays so at each moment, also if the process dies meanwhile.
     pub(crate) fn format_for(
         memory: Arc<dyn RingMemory>,
         pool_id: &PoolId,
         boot_id: &[u8; 16],
         (slots, capacity): (usize, u64),
         own: Option<usize>,
+        ignored: Option<u64>,
     ) -> Result<Self, MapperError> {
         let invalid = |field, value, allowed| Err(MapperError::Invalid { field, value, allowed });
         if !(1..=MAX_SLOTS).contains(&slots) {
@@ -182,11 +184,16 @@ impl DeltaRing {
         if own.is_some_and(|slot| !ring.prepare(slot)) {
             return Err(MapperError::NoRingMemory);
         }
+        if let Some(open_id) = ignored {
+            // It may be this open's by its next id alone, which is cleared.
+            ring.set_current(open_id);
+        }
         // Without its magic it is no ring, until the last store makes it one.
         put(&words[W_MAGIC], 0, Ordering::Release);
         let cells = line(slots);
-        for word in &words[1..cells] {
-            put(word, 0, Ordering::Relaxed);
+        let stays = |at: &usize| ignored.is_some() && [W_CURRENT, W_POISONED].contains(at);
+        for at in (1..cells).filter(|at| !stays(at)) {
+            put(&words[at], 0, Ordering::Relaxed);
         }
         let kept = own.map_or(needed..needed, |slot| ring.cells(slot));
         memory.clear(cells..kept.start);

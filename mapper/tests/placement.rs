@@ -8,6 +8,7 @@ use blockd_mapper::engine::{Control, Outcome, STRIPE_BYTES, Use};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::{PLACEMENT, Superblock};
+use blockd_mapper::io::IoError;
 use blockd_mapper::plan::{Plan, Step};
 use blockd_mapper::space::{DeviceMark, Placement, VolumeSettings};
 use blockd_mapper::units::VolumeId;
@@ -124,6 +125,51 @@ fn stripes_of_a_spread_volume_take_all_devices_in_proportion_to_their_free_space
     }
     expect(&mut rig, &volume, 0..64);
     rig.check();
+}
+
+#[test]
+fn a_device_without_space_below_is_passed_over_while_another_has_extents() {
+    for placement in [Placement::Fill, Placement::Spread, pin(0)] {
+        let mut rig = Rig::new(&[16 * MIB, 8 * MIB]);
+        let id = placed(&mut rig, "a", 24 * MIB, placement);
+        let volume = rig.attach(id);
+        write(&mut rig, &volume, 0..1);
+        let before = mapped(&rig, id);
+        // One write is under way meanwhile, and ends after the next one.
+        let (mut plan, mut early) = (Plan::with_capacity(64), Plan::with_capacity(64));
+        let (mut at, mut failed) = (MIB as u64, 0);
+        let issued = rig.worker.write(&volume, 8 * MIB as u64, EXTENT, false, &mut early).unwrap();
+        assert!(matches!(issued, Step::Issue { .. }), "{issued:?}");
+        let is_full = |plan: &Plan| plan.ops().iter().any(|op| op.device.0 == 0);
+        rig.engine.set_full_below(&[0]);
+        rig.write(&volume, 9 * MIB as u64, &[9; 4096]).unwrap();
+        if is_full(&early) {
+            rig.worker.complete(&volume, &mut early, Err(IoError::NoSpace)).unwrap_err();
+        } else {
+            rig.worker.complete(&volume, &mut early, Ok(())).unwrap();
+        }
+        while at < 4 * MIB as u64 {
+            match rig.worker.write(&volume, at, EXTENT, false, &mut plan).unwrap() {
+                Step::Issue { covered } => {
+                    let result = if is_full(&plan) { Err(IoError::NoSpace) } else { Ok(()) };
+                    match rig.worker.complete(&volume, &mut plan, result) {
+                        Ok(_) => at += covered,
+                        Err(error) => {
+                            failed += 1;
+                            assert!(failed < 100, "{placement:?} at {at}: {error}");
+                        }
+                    }
+                }
+                Step::Park(_) => rig.settle(),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!((failed, mapped(&rig, id)[0]), (0, before[0]), "{placement:?}");
+        write(&mut rig, &volume, 1..12);
+        assert!(mapped(&rig, id)[0] > before[0], "{placement:?}: the other one has none left");
+        expect(&mut rig, &volume, 0..12);
+        rig.check();
+    }
 }
 
 #[test]

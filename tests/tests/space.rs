@@ -594,6 +594,40 @@ fn a_pool_with_a_spare_device_has_no_more_than_is_below_it() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// The holes are passed over, also those that volumes have been granted already.
+#[test]
+fn writes_go_to_another_device_where_the_file_system_below_one_is_full() {
+    assert!(nix::unistd::geteuid().is_root(), "not run: mounting needs root");
+    let small = Small::tmpfs(64 * MIB).unwrap();
+    let path = spare("passed", 96 * MIB, &[]);
+    let disk = Loop::over(&path).unwrap();
+    let settings = Settings {
+        pool: Some(small.path().join("pool")),
+        pool_size: 512 * MIB,
+        pool_lines: format!(
+            "spare_devices = [\"{}\"]\n[pool.space]\nlow = \"64M\"\nvery_low = \"1M\"\n",
+            disk.path().display()
+        ),
+        ..Settings::default()
+    };
+    let mut daemon = Daemon::new("passed-below", &settings).unwrap();
+    daemon.start().unwrap();
+    wait_until("it joins", || pool(&daemon)["devices"].as_array().unwrap().len() == 2);
+    daemon.add("w1", 256 * MIB).unwrap();
+    let mut first = daemon.connect("w1").unwrap();
+    for extent in 0..16 {
+        first.write(extent * EXTENT, &content(1, extent)).unwrap();
+    }
+    let ballast = small.path().join("ballast");
+    let _full = std::fs::write(ballast, vec![1; usize::try_from(64 * MIB).unwrap()]).unwrap_err();
+    let writer = Writer::over(daemon.connect("w1").unwrap(), 1, 16..216);
+    wait_until("all is written", || writer.done() == 200);
+    assert_eq!(writer.error(), None);
+    compare(&daemon, "w1", 1, 0..216);
+    drop(daemon);
+    std::fs::remove_file(path).unwrap();
+}
+
 /// Only its first file grows: another one's full file system is no reason not to.
 #[test]
 fn a_pool_on_two_file_systems_grows_where_there_is_room() {

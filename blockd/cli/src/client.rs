@@ -35,7 +35,8 @@ macro_rules! calls {
                     &mut self,
                     request: v1::$request,
                 ) -> Result<v1::$response, Error> {
-                    let answer = awaited(self.shows_waits, self.inner.$name(request)).await;
+                    let call = within(self.timeout, self.inner.$name(request));
+                    let answer = awaited(self.shows_waits, call).await;
                     answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
                 }
             )*
@@ -110,7 +111,7 @@ impl Client {
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         });
         // The host is not used, and has to be there.
-        let endpoint = Endpoint::from_static("http://blockd.invalid").timeout(timeout);
+        let endpoint = Endpoint::from_static("http://blockd.invalid");
         let channel = endpoint.connect_with_connector_lazy(connector);
         let inner = ControlClient::new(channel).max_decoding_message_size(MAX_ANSWER);
         Ok(Self { inner, socket, timeout, shows_waits: true })
@@ -131,7 +132,7 @@ impl Client {
         &mut self,
         request: v1::EventsRequest,
     ) -> Result<Streaming<v1::Event>, Error> {
-        let answer = self.inner.events(request).await;
+        let answer = within(self.timeout, self.inner.events(request)).await;
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
@@ -140,7 +141,7 @@ impl Client {
         &mut self,
         request: v1::DiffVolumeRequest,
     ) -> Result<Streaming<v1::DiffVolumeResponse>, Error> {
-        let answer = self.inner.diff_volume(request).await;
+        let answer = within(self.timeout, self.inner.diff_volume(request)).await;
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
@@ -149,7 +150,7 @@ impl Client {
         &mut self,
         request: v1::DeclareHostDeadRequest,
     ) -> Result<Streaming<v1::HostStep>, Error> {
-        let answer = self.inner.declare_host_dead(request).await;
+        let answer = within(self.timeout, self.inner.declare_host_dead(request)).await;
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
@@ -158,7 +159,7 @@ impl Client {
         &mut self,
         request: v1::ForgetHostRequest,
     ) -> Result<Streaming<v1::HostStep>, Error> {
-        let answer = self.inner.forget_host(request).await;
+        let answer = within(self.timeout, self.inner.forget_host(request)).await;
         answer.map(tonic::Response::into_inner).map_err(|status| self.failed(&status))
     }
 
@@ -167,13 +168,18 @@ impl Client {
         &mut self,
         request: v1::PoolExtentsRequest,
     ) -> Result<Vec<v1::PoolExtentsResponse>, Error> {
-        let answer = self.inner.pool_extents(request).await;
+        let answer = within(self.timeout, self.inner.pool_extents(request)).await;
         let mut stream = answer.map_err(|status| self.failed(&status))?.into_inner();
         let mut parts = Vec::new();
-        while let Some(part) = stream.message().await.map_err(|status| self.failed(&status))? {
+        while let Some(part) = self.next(&mut stream).await? {
             parts.push(part);
         }
         Ok(parts)
+    }
+
+    /// The next message of a stream whose messages come one right after the other.
+    pub(crate) async fn next<T>(&self, stream: &mut Streaming<T>) -> Result<Option<T>, Error> {
+        within(self.timeout, stream.message()).await.map_err(|status| self.failed(&status))
     }
 
     /// The error of a call that was answered by `status`, or not answered.
@@ -191,6 +197,16 @@ impl Client {
         };
         Error::Unreachable { address: self.socket.display().to_string(), problem }
     }
+}
+
+/// The result of a call, all of its answer included: a limit of the endpoint would end with the
+/// headers.
+async fn within<T>(
+    time: Duration,
+    call: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
+    let late = || Err(Status::new(Code::DeadlineExceeded, ""));
+    tokio::time::timeout(time, call).await.unwrap_or_else(|_| late())
 }
 
 /// Connects once by hand: a channel's errors hide the reason of a failure.

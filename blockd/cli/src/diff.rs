@@ -97,7 +97,7 @@ impl Diff {
         };
         let mut client = context.client().await?;
         let mut stream = client.diff_volume(request).await?;
-        while let Some(part) = stream.message().await.map_err(|status| client.failed(&status))? {
+        while let Some(part) = client.next(&mut stream).await? {
             joined.sums.volume_bytes = amount(part.volume_bytes);
             let complete: Vec<_> =
                 part.ranges.iter().filter_map(|range| joined.add(range)).collect();

@@ -6,6 +6,7 @@ use blockd_api::v1::{
 };
 use blockd_media::error::Error;
 use blockd_media::ublk::features;
+use blockd_media::units::counted;
 use serde::Serialize;
 
 use super::columns::{Column, LABELS, table};
@@ -17,7 +18,8 @@ use super::{Context, amount, answers, labels, names, set};
 ///
 /// MAPPED is the space that a volume takes in its pool, shared or not; SIZE is what clients see;
 /// FROM is what a snapshot is of, or what a volume was cloned from. What deleted volumes held is
-/// let go in the background: a line below the table says how far that is.
+/// let go in the background: a line below the table says how far that is. Another one says what
+/// partly received volumes take, which are listed with --all only.
 #[derive(Debug, clap::Args)]
 #[command(
     visible_alias = "ls",
@@ -104,14 +106,15 @@ impl List {
         let request = ListVolumesRequest { pool: self.pool, brief: !is_counted };
         let answer = client.list_volumes(request).await?;
         let mut listed = Listed { volumes: answer.volumes, releasing: answer.releasing };
-        listed.volumes.retain(|one| {
-            labels::has_all(&one.labels, &filter) && (self.all || !names::is_hidden(&one.name))
-        });
+        listed.volumes.retain(|one| labels::has_all(&one.labels, &filter));
+        let is_left_out = |one: &mut Volume| !self.all && names::is_hidden(&one.name);
+        let left_out: Vec<_> = listed.volumes.extract_if(.., is_left_out).collect();
         if let Some(key) = sort {
             key.sort(&mut listed.volumes);
         }
         context.output.either(&listed, || {
             if listed.volumes.is_empty()
+                && left_out.is_empty()
                 && filter.is_empty()
                 && context.output.terminal().interactive
             {
@@ -124,9 +127,20 @@ impl List {
                 let (left, total) = (size(one.left_bytes), size(one.total_bytes));
                 text.push_str(&format!("{name}: {left} of {total} are still to be let go\n"));
             }
+            text.push_str(&note_left_out(&left_out, context));
             text
         })
     }
+}
+
+/// The line about hidden volumes, which take space also where no sender goes on with them.
+fn note_left_out(left_out: &[Volume], context: &Context) -> String {
+    if left_out.is_empty() {
+        return String::new();
+    }
+    let mapped = left_out.iter().map(|one| amount(one.mapped_bytes)).sum();
+    let (count, size) = (left_out.len() as u64, context.output.size(mapped));
+    format!("{}, {size}: shown with --all\n", counted(count, "partly received volume"))
 }
 
 impl Show {

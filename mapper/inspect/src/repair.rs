@@ -15,7 +15,7 @@ use blockd_mapper::error::MapperError;
 use blockd_mapper::format::PoolId;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::open::PresentDevice;
-use blockd_mapper::units::{DeviceIndex, Lsn, PageAddress, SlotIndex, VolumeId};
+use blockd_mapper::units::{DeviceIndex, Epoch, Lsn, PageAddress, SlotIndex, VolumeId};
 
 use super::check::{Progress, check, lost_labels};
 use super::dump::Lost;
@@ -149,6 +149,15 @@ struct Orphan {
     address: PageAddress,
     tree: u32,
     lsn: Lsn,
+    epoch: Epoch,
+}
+
+impl Orphan {
+    /// Orders pages by when they were written. After power loss LSNs are used again: the page of a
+    /// checkpoint that did not end may have a higher one than a page of a later open.
+    const fn age(&self) -> (Epoch, Lsn) {
+        (self.epoch, self.lsn)
+    }
 }
 
 /// The plan of a repair.

@@ -467,20 +467,23 @@ impl Engine {
         self.pool.bump();
     }
 
-    /// Takes back what volumes hold there for writes to come; they get as much elsewhere.
     fn return_grants(&mut self) {
-        let Some(leaving) = self.evacuation.leaving else { return };
+        if let Some(leaving) = self.evacuation.leaving {
+            self.replace_grants(|extent| leaving.holds(extent));
+        }
+    }
+
+    /// Takes back the extents of a kind that volumes hold for writes to come; they get as many
+    /// elsewhere.
+    pub(super) fn replace_grants(&mut self, kind: impl Fn(PhysicalExtent) -> bool) {
         let pool = Arc::clone(&self.pool);
         let volumes: Vec<Arc<Volume>> = pool.volumes.read().values().cloned().collect();
         for volume in volumes {
             let mut taken = 0;
-            volume.take_back_of(
-                |extent| leaving.holds(extent),
-                |first, count| {
-                    taken += count;
-                    pool.free_space.lock().free(first, count);
-                },
-            );
+            volume.take_back_of(&kind, |first, count| {
+                taken += count;
+                pool.free_space.lock().free(first, count);
+            });
             if taken > 0 {
                 self.space.returned(taken);
                 if volume.reserves() {

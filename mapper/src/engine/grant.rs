@@ -89,15 +89,15 @@ impl Engine {
     /// Grants to each what is next for it, up to a quantum, and leaves the space set aside for
     /// others.
     fn grant_to(&mut self, waiting: &[Waiting], quantum: u64, volumes: &Volumes) -> bool {
-        let mut set_aside = self.set_aside(volumes);
+        let mut set_aside = self.set_aside_parts(volumes);
         let mut any = false;
         for Waiting { volume, .. } in waiting {
             let free = self.pool.free_space.lock().free_count();
             let own = volume.unmet();
-            let available = free.saturating_sub(set_aside.saturating_sub(own));
+            let available = set_aside.available(free, own);
             let room = self.room(volume, volumes);
             let granted = self.grant(volume, volume.next_grant(quantum).min(available).min(room));
-            set_aside = set_aside.saturating_sub(granted.min(own));
+            set_aside.extents = set_aside.extents.saturating_sub(granted.min(own));
             self.space.granted(granted);
             if granted > 0 {
                 volume.fresh.store(true, Ordering::Relaxed);
@@ -142,8 +142,8 @@ impl Engine {
 
     /// Grants up to this many extents, and leaves the space set aside for other volumes.
     pub(super) fn grant_available(&mut self, volume: &Volume, most: u64, volumes: &Volumes) -> u64 {
-        let others = self.set_aside(volumes).saturating_sub(volume.unmet());
-        let available = self.pool.free_space.lock().free_count().saturating_sub(others);
+        let free = self.pool.free_space.lock().free_count();
+        let available = self.set_aside_parts(volumes).available(free, volume.unmet());
         let granted = self.grant(volume, most.min(available));
         self.space.granted(granted);
         granted

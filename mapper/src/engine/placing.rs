@@ -29,7 +29,7 @@ impl Engine {
             Placement::Spread => {
                 let stripe = (STRIPE_BYTES / self.pool.geometry.extent_size()).max(1);
                 let mut spread = volume.spread.lock();
-                let next = spread.next(stripe, space.free_by_device());
+                let next = spread.next(stripe, space.usable_by_device());
                 let run = next.and_then(|(device, most)| space.allocate_on(device, most.min(max)));
                 run.inspect(|(_, count)| spread.took(*count))
             }

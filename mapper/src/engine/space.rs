@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::MapperError;
 use crate::format::Problem;
-use crate::pool::Pool;
+use crate::pool::{Pool, split};
 use crate::space::{
     Marks, Observed, Placement, SpaceChange, SpaceState, SpaceWatch, VolumeSettings,
 };
@@ -52,6 +52,29 @@ impl Waiting {
     /// Whether it waits still.
     pub(super) fn is_starving(&self) -> bool {
         self.volume.starves.load(Ordering::Acquire) > 0
+    }
+}
+
+/// Extents that are set aside.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SetAside {
+    /// Extents that volumes do not have yet.
+    pub(super) extents: u64,
+    /// Extents for the pages of their leaves.
+    for_pages: u64,
+}
+
+impl SetAside {
+    pub(super) const fn all(self) -> u64 {
+        self.extents + self.for_pages
+    }
+
+    /// Of the free extents: those that a volume may get which lacks `own` of its own. It gets these
+    /// before there are others for pages, which it may have from when it had mapped all of them.
+    pub(super) fn available(self, free: u64, own: u64) -> u64 {
+        let others = self.extents.saturating_sub(own);
+        let rest = free.saturating_sub(others);
+        rest.saturating_sub(self.for_pages).max(rest.min(own))
     }
 }
 
@@ -198,6 +221,15 @@ impl Engine {
         self.look_at_space();
     }
 
+    /// Sets the devices, by the caller's numbers, that have no space below for a first write: as
+    /// long as others have extents, volumes get theirs.
+    pub fn set_full_below(&mut self, handles: &[u8]) {
+        let places = handles.iter().filter_map(|handle| self.pool.position_of(*handle));
+        let full = places.fold(0, |full, place| full | 1_u32 << place);
+        self.pool.free_space.lock().set_full_below(full);
+        self.replace_grants(|extent| full >> split(extent).0 & 1 == 1);
+    }
+
     /// At the next poll, however short a time ago that was done.
     fn look_at_space(&mut self) {
         self.space.outdated = true;
@@ -278,7 +310,7 @@ impl Engine {
             let unmet = set_aside.saturating_sub(places);
             (unmet, unmet + volume.kept(), size)
         });
-        let needed = with_pages(pool, unmet);
+        let needed = with_pages(pool, unmet).all();
         if needed == 0 {
             return Ok(());
         }
@@ -299,6 +331,11 @@ impl Engine {
 
     /// Extents that are to stay free for volumes that they are set aside for.
     pub(super) fn set_aside(&self, volumes: &Volumes) -> u64 {
+        self.set_aside_parts(volumes).all()
+    }
+
+    /// The same in parts.
+    pub(super) fn set_aside_parts(&self, volumes: &Volumes) -> SetAside {
         let size = |volume: &Volume| volume.size.load(Ordering::Acquire);
         let of = |volume: &Arc<Volume>| {
             let unmet = volume.unmet();
@@ -458,17 +495,17 @@ impl Engine {
 /// Extents that volumes do not have yet, with those for the pages of their leaves: an extent is of
 /// no use to a volume that can't map it. Of each volume: the extents that it does not have yet,
 /// those that it is still to map, which may be more, and its size.
-fn with_pages(pool: &Pool, volumes: impl Iterator<Item = (u64, u64, u64)>) -> u64 {
+fn with_pages(pool: &Pool, volumes: impl Iterator<Item = (u64, u64, u64)>) -> SetAside {
     let (mut extents, mut leaves) = (0_u64, 0_u64);
     for (unmet, to_map, size) in volumes.filter(|one| one.1 > 0) {
         extents += unmet;
         leaves += to_map.min(u64::from(pool.geometry.slots_for(size)));
     }
     if leaves == 0 {
-        return 0;
+        return SetAside::default();
     }
     let pages = leaves + leaves / LEAVES_PER_INDEX + PAGES_BESIDES;
-    extents + pages.div_ceil(pool.geometry.pages_per_extent())
+    SetAside { extents, for_pages: pages.div_ceil(pool.geometry.pages_per_extent()) }
 }
 
 /// Shares `extents` among these volumes as evenly as possible: the remainder goes to those with the

@@ -7,7 +7,7 @@ use crate::error::MapperError;
 use crate::format::record::MAX_SINGLE_UNITS;
 use crate::format::superblock::Superblock;
 use crate::mutation::{Mutation, active};
-use crate::ring::{DeltaRing, RingMemory, RingProblem, VecRingMemory};
+use crate::ring::{DeltaRing, RingMemory, RingProblem, VecRingMemory, is_ignored};
 
 /// Records per worker of a ring in private memory, for pools whose caller keeps none.
 const PRIVATE_RING: u64 = 4096;
@@ -52,6 +52,10 @@ fn find_ring(
     let ring = match DeltaRing::adopt(Arc::clone(memory), &superblock.pool_id, boot_id) {
         Ok(ring) => ring,
         Err(RingProblem::Poisoned) => return Err(RingUse::Poisoned),
+        // A process died while it emptied one that is ignored.
+        Err(RingProblem::Missing) if is_ignored(&**memory, superblock.open_id) => {
+            return Err(RingUse::Poisoned);
+        }
         Err(problem) => return Err(RingUse::Problem(problem)),
     };
     let id = superblock.open_id;
@@ -84,7 +88,7 @@ impl Opening {
         let Some(memory) = &self.options.ring else {
             return self.lost(NO_RING.to_owned());
         };
-        let reported = crate::ring::is_ignored(&**memory, superblock.open_id);
+        let reported = is_ignored(&**memory, superblock.open_id);
         let slots = self.options.tuning.workers + 1;
         match find_ring(memory, superblock, &self.options.boot_id, slots) {
             Ok(_) => Ok(()),
@@ -107,7 +111,7 @@ impl Opening {
     fn chosen_ring(&mut self, superblock: &Superblock) -> Result<DeltaRing, MapperError> {
         let slots = self.options.tuning.workers + 1;
         let boot_id = self.options.boot_id;
-        let fresh = |memory: Arc<dyn RingMemory>| {
+        let format = |memory: Arc<dyn RingMemory>, ignored: Option<u64>| {
             let capacity = largest_capacity(memory.words().len(), slots);
             // A group of snapshots that is longer is refused when it is asked for.
             if capacity < MAX_SINGLE_UNITS as u64 {
@@ -118,8 +122,9 @@ impl Opening {
                 });
             }
             let (pool_id, own) = (&superblock.pool_id, Some(slots - 1));
-            DeltaRing::format_for(memory, pool_id, &boot_id, (slots, capacity), own)
+            DeltaRing::format_for(memory, pool_id, &boot_id, (slots, capacity), own, ignored)
         };
+        let fresh = |memory| format(memory, None);
         let private =
             || -> Arc<dyn RingMemory> { Arc::new(VecRingMemory::new(slots, PRIVATE_RING)) };
         let same_boot = superblock.boot_id == self.options.boot_id;
@@ -143,16 +148,11 @@ impl Opening {
             Ok(ring) => Ok(ring),
             // R8: the device may have dropped data that the ring calls valid. Clients received
             // errors.
-            Err(problem @ RingUse::Poisoned)
-                if crate::ring::is_ignored(&*memory, superblock.open_id) =>
-            {
+            Err(problem @ RingUse::Poisoned) if is_ignored(&*memory, superblock.open_id) => {
                 self.report.ring_problem = Some(problem.to_string());
-                let ring = fresh(memory)?;
                 // Ignored like the one before until the pool serves: nothing is answered before
                 // that, so an opening that fails loses nothing.
-                ring.set_current(superblock.open_id);
-                ring.poison();
-                Ok(ring)
+                format(memory, Some(superblock.open_id))
             }
             Err(problem) => {
                 self.lost(problem.to_string())?;

@@ -16,6 +16,8 @@ pub(crate) struct FreeSpace {
     devices: Vec<Allocator>,
     /// Extents that are leaving: none of them is given out, or counted as free.
     leaving: Option<(Leaving, Allocator)>,
+    /// Devices without space below for a first write, as bits by their place.
+    full_below: u32,
     /// Where the next search starts.
     cursor: usize,
     /// Whether an extent without an owner was freed.
@@ -35,7 +37,7 @@ impl FreeSpace {
             device.add_region(PhysicalExtent(0), record.extents).map_err(refuse)?;
             devices.push(device);
         }
-        let mut space = Self { devices, leaving: None, cursor: 0, freed_twice: false };
+        let mut space = Self { devices, ..Self::default() };
         if let Some(leaving) = table.leaving() {
             space.leave(leaving)?;
         }
@@ -121,6 +123,19 @@ impl FreeSpace {
         })
     }
 
+    /// Sets the devices that have no space below for a first write, as bits by their place.
+    pub(crate) fn set_full_below(&mut self, devices: u32) {
+        self.full_below = devices;
+    }
+
+    /// Whether extents of a device are not given out, as a first write there would fail, and
+    /// another device has some.
+    pub(crate) fn is_passed_over(&self, device: usize) -> bool {
+        let is_full = |device: usize| self.full_below >> device & 1 == 1;
+        let has_some = |(at, one): (usize, &Allocator)| !is_full(at) && one.free_count() > 0;
+        is_full(device) && self.devices.iter().enumerate().any(has_some)
+    }
+
     /// A run of up to `max` extents, from the device that served last while it has any.
     pub(crate) fn allocate(&mut self, max: u64) -> Option<(PhysicalExtent, u64)> {
         if active(Mutation::LeavingGivenOut)
@@ -132,7 +147,9 @@ impl FreeSpace {
             return Some((PhysicalExtent(base + first.0), count));
         }
         for _ in 0..self.devices.len() {
-            if let Some((first, count)) = self.devices[self.cursor].allocate_run(max) {
+            if !self.is_passed_over(self.cursor)
+                && let Some((first, count)) = self.devices[self.cursor].allocate_run(max)
+            {
                 let base = (self.cursor as u64) << DEVICE_SHIFT;
                 return Some((PhysicalExtent(base + first.0), count));
             }
@@ -141,8 +158,12 @@ impl FreeSpace {
         None
     }
 
-    /// A run of up to `max` extents from this device. Where [`Self::allocate`] goes on stays.
+    /// A run of up to `max` extents from this device, unless it is passed over. Where
+    /// [`Self::allocate`] goes on stays.
     pub(crate) fn allocate_on(&mut self, device: usize, max: u64) -> Option<(PhysicalExtent, u64)> {
+        if self.is_passed_over(device) {
+            return None;
+        }
         let (first, count) = self.devices.get_mut(device)?.allocate_run(max)?;
         Some((PhysicalExtent(((device as u64) << DEVICE_SHIFT) + first.0), count))
     }
@@ -150,6 +171,12 @@ impl FreeSpace {
     /// Extents of each device that can be given out.
     pub(crate) fn free_by_device(&self) -> impl Iterator<Item = u64> + Clone {
         self.devices.iter().map(Allocator::free_count)
+    }
+
+    /// The same without those of devices that are passed over.
+    pub(crate) fn usable_by_device(&self) -> impl Iterator<Item = u64> + Clone {
+        let usable = |(at, free)| if self.is_passed_over(at) { 0 } else { free };
+        self.free_by_device().enumerate().map(usable)
     }
 
     /// The first run of up to `max` free extents that begins at `from` or behind it.

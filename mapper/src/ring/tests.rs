@@ -186,6 +186,35 @@ fn each_prefix_of_formatting_leaves_no_ring_or_the_old_or_an_empty_one() {
 }
 
 #[test]
+fn each_prefix_of_emptying_an_ignored_ring_leaves_it_ignored() {
+    for is_next in [false, true] {
+        let memory = filled(4, 9, 2);
+        let ring = adopt(&memory).unwrap();
+        if is_next {
+            ring.set_next(5)
+        } else {
+            ring.set_current(5)
+        }
+        ring.poison();
+        for stores in 0.. {
+            let memory = copy(&memory);
+            stores::stop_after(Some(stores));
+            let given: Arc<dyn RingMemory> = memory.clone();
+            DeltaRing::format_for(given, &POOL, &BOOT, (2, 4), None, Some(5)).unwrap();
+            let finished = stores::stop_after(None).is_some_and(|left| left > 0);
+            assert!(is_ignored(&*memory, 5), "after {stores}");
+            assert!(matches!(adopt(&memory), Err(RingProblem::Missing | RingProblem::Poisoned)));
+            if finished {
+                memory.0[W_POISONED].store(0, Ordering::Relaxed);
+                let ring = adopt(&memory).unwrap();
+                assert_eq!((found(&ring), ring.current(), ring.next()), (vec![], 5, 0));
+                break;
+            }
+        }
+    }
+}
+
+#[test]
 fn a_full_slot_refuses_and_nothing_is_overwritten() {
     let (memory, ring) = new_ring(1, 4);
     for lsn in 1..=4 {

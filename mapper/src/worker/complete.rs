@@ -12,7 +12,7 @@ use crate::mapping::Mapping;
 use crate::mutation::{Mutation, Situation, active, met};
 use crate::mutation_gate::MutationGuard;
 use crate::plan::{Answer, CommitTicket, OpKind, Plan, PlanKind};
-use crate::pool::{CHANGE_UNITS, Pool};
+use crate::pool::{CHANGE_UNITS, Pool, split};
 use crate::stripe::{SlowWrite, Stripe};
 use crate::sync::Ordering;
 use crate::units::PhysicalExtent;
@@ -320,9 +320,11 @@ fn redirected(
     if now.is_mapped() { now } else { Entry::from(over) }
 }
 
-/// Returns an extent that was allocated and never shown.
+/// Returns an extent that was allocated and never shown. One that could not be written, as there is
+/// no space below, is not tried again while another device has extents.
 fn give_back(pool: &Pool, attachment: &Attachment, extent: PhysicalExtent) {
-    if !attachment.shared.slice.lock().push_first(extent) {
+    let is_of_use = !pool.free_space.lock().is_passed_over(split(extent).0);
+    if !(is_of_use && attachment.shared.slice.lock().push_first(extent)) {
         pool.free_space.lock().free(extent, 1);
         pool.bump();
     }

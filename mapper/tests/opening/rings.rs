@@ -1,8 +1,9 @@
 //! Opening with the delta ring of a process that was killed, or with none or another one.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use blockd_mapper::create::{CreateOptions, Creating};
 use blockd_mapper::engine::{Control, Kept, Outcome, Use, UsedExtent};
@@ -300,6 +301,40 @@ fn an_opening_that_fails_after_clients_received_errors_loses_nothing_more() {
         rig.check();
     }
     assert!(failures > 20, "{failures}");
+}
+
+/// A ring's memory that is copied whenever a part of it is about to be cleared: as a process leaves
+/// it that is killed then.
+#[derive(Debug)]
+struct Killed {
+    memory: Arc<VecRingMemory>,
+    copies: Mutex<Vec<Arc<VecRingMemory>>>,
+}
+
+impl RingMemory for Killed {
+    fn words(&self) -> &[AtomicU64] {
+        self.memory.words()
+    }
+
+    fn clear(&self, words: Range<usize>) {
+        self.copies.lock().unwrap().push(copy_of(&self.memory));
+        self.memory.clear(words);
+    }
+}
+
+#[test]
+fn a_kill_while_a_ring_that_is_ignored_is_emptied_loses_nothing_more() {
+    let (media, poisoned) = failed_while_serving();
+    let killed = Arc::new(Killed { memory: copy_of(&poisoned), copies: Mutex::default() });
+    let rig = Rig::with_ring(killed.clone(), media.clone()).unwrap();
+    assert!(rig.report.ring_problem.is_some(), "{:?}", rig.report);
+    let copies = std::mem::take(&mut *killed.copies.lock().unwrap());
+    assert!(!copies.is_empty());
+    for memory in copies {
+        let mut rig = Rig::with_ring(memory, media.clone()).unwrap();
+        assert!(rig.report.ring_problem.is_some() && rig.report.ring_changes == 0);
+        rig.check();
+    }
 }
 
 #[test]

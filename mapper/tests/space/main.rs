@@ -127,6 +127,31 @@ fn space_set_aside_is_available_in_a_full_pool() {
 }
 
 #[test]
+fn a_thick_volume_writes_again_where_it_discarded_unless_a_snapshot_keeps_the_extents() {
+    for (discarded, has_snapshot) in [(1, false), (256, false), (256, true)] {
+        let mut rig = Rig::new(&[64 * MIB]);
+        let (id, thin) = (rig.create("thick", 16 << 20), rig.create("thin", 1 << 40));
+        let settings = VolumeSettings { thick: true, ..VolumeSettings::default() };
+        configure(&mut rig, id, settings).unwrap();
+        let (thick, thin) = (rig.attach(id), rig.attach(thin));
+        assert_eq!(fill_some(&mut rig, &thick, 256), 256);
+        if has_snapshot {
+            rig.control(Control::Snapshot { source: id, name: "s".to_owned() }).unwrap();
+        }
+        let written = fill(&mut rig, &thin, 0);
+        rig.discard(&thick, 0, discarded << 16);
+        rig.flush(&thick).unwrap();
+        // The other one goes on to wait, also for extents that are free for the moment.
+        assert_eq!(write_in_the_end(&mut rig, &thin, written), Some(ParkReason::Space));
+        for extent in 0..if has_snapshot { 1 } else { discarded as u64 } {
+            let last = write_in_the_end(&mut rig, &thick, extent);
+            assert_eq!(last, has_snapshot.then_some(ParkReason::Space), "{extent} of {discarded}");
+        }
+        rig.check();
+    }
+}
+
+#[test]
 fn what_lies_over_shared_extents_takes_nothing_of_the_space_set_aside() {
     let mut media = Media::new(&[64 * MIB]);
     media.create_with(&CreateOptions { composite: true, ..media.options() });

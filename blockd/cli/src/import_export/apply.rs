@@ -407,7 +407,7 @@ pub(super) async fn changed_bytes(
         Err(error) => return Err(error),
     };
     let mut changed = volume.size_bytes.abs_diff(since.size_bytes);
-    while let Some(part) = stream.message().await.map_err(|status| client.failed(&status))? {
+    while let Some(part) = client.next(&mut stream).await? {
         let differs = part.ranges.iter().filter(|one| one.state() != RangeState::Same);
         changed += differs.map(|one| amount(one.length_bytes)).sum::<u64>();
     }

@@ -175,7 +175,7 @@ async fn data_bytes(client: &mut Client, volume: &Volume, header: &Header) -> Re
     };
     let mut stream = client.diff_volume(request).await?;
     let mut bytes = 0;
-    while let Some(part) = stream.message().await.map_err(|status| client.failed(&status))? {
+    while let Some(part) = client.next(&mut stream).await? {
         let data = part.ranges.iter().filter(|one| one.state() == RangeState::Data);
         bytes += data.map(|one| amount(one.length_bytes)).sum::<u64>();
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt as _;
 use futures_channel::oneshot;
 use parking_lot::Mutex;
 
-use super::handle::PoolHandle;
+use super::handle::{Policy, PoolHandle};
 
 /// The last look below a pool, and the one that is under way.
 #[derive(Debug, Default)]
@@ -19,8 +19,17 @@ struct State {
     last: Option<u64>,
     /// Whether the file system of the first device has no more than its files have holes.
     is_first_full: bool,
+    /// Numbers of the devices with holes whose file system has less than an extent.
+    full: Vec<u8>,
     /// Receivers of the result of the look that is under way; `None` while none is.
     waiting: Option<Vec<oneshot::Sender<Option<u64>>>>,
+}
+
+impl Below {
+    /// The devices on which a first write finds no space, by the last look.
+    pub(super) fn full(&self) -> Vec<u8> {
+        self.0.lock().full.clone()
+    }
 }
 
 /// A look that is under way until it is dropped. It may block.
@@ -46,7 +55,7 @@ impl Drop for BelowLook {
 }
 
 /// A file system's free bytes, and those of the free extents of all devices in it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Part {
     below: u64,
     own: u64,
@@ -59,9 +68,10 @@ impl PoolHandle {
     #[must_use]
     pub fn free_below(&self) -> Option<u64> {
         let mut parts: BTreeMap<u64, Part> = BTreeMap::new();
-        let (mut others, mut first) = (0_u64, None);
+        let (mut others, mut sparse) = (0_u64, Vec::new());
         for (at, device) in self.shared.joined() {
-            let own = u8::try_from(at).map_or(0, |at| self.shared.pool.free_on(at));
+            let Ok(at) = u8::try_from(at) else { continue };
+            let own = self.shared.pool.free_on(at);
             // One that is allocated already, by the daemon or not, needs nothing from below.
             let metadata = device.file().metadata().ok();
             let system = metadata.filter(has_holes).map(|metadata| metadata.dev());
@@ -71,18 +81,27 @@ impl PoolHandle {
                     let part = parts.entry(system).or_insert(Part { below, own: 0 });
                     part.below = part.below.min(below);
                     part.own += own;
-                    if at == 0 {
-                        first = Some(system);
-                    }
+                    sparse.push((at, system));
                 }
                 None => others += own,
             }
         }
-        let first = first.and_then(|system| parts.get(&system));
-        let is_first_full = first.is_some_and(|part| part.below <= part.own);
-        let free = sum(others, &parts.into_values().collect::<Vec<_>>(), self.extent_size());
-        let mut state = self.shared.below.0.lock();
-        (state.last, state.is_first_full) = (free, is_first_full);
+        let of = |system| parts.get(system).copied().unwrap_or_default();
+        let first = sparse.iter().find(|(at, _)| *at == 0);
+        let is_first_full = first.is_some_and(|(_, system)| of(system).below <= of(system).own);
+        let extent = self.extent_size();
+        let full = sparse.iter().filter(|(_, system)| of(system).below < extent);
+        let full: Vec<u8> = full.map(|(at, _)| *at).collect();
+        let free = sum(others, &parts.into_values().collect::<Vec<_>>(), extent);
+        let former = {
+            let mut state = self.shared.below.0.lock();
+            (state.last, state.is_first_full) = (free, is_first_full);
+            std::mem::replace(&mut state.full, full.clone())
+        };
+        if former != full && self.set_policy(Policy::FullBelow).is_err() {
+            // Too much is queued, or the pool is closed: the next look tries it again.
+            self.shared.below.0.lock().full = former;
+        }
         free
     }
 
@@ -140,7 +159,32 @@ fn sum(others: u64, parts: &[Part], extent: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use blockd_media::{Device, DeviceKind, DeviceSpec};
+
     use super::*;
+
+    #[test]
+    fn a_file_that_was_allocated_in_advance_has_no_holes_until_some_of_it_is_discarded() {
+        let path = std::env::temp_dir().join(format!("blockd-below-{}", std::process::id()));
+        let spec = |preallocate| DeviceSpec {
+            path: path.clone(),
+            kind: DeviceKind::File,
+            size: Some(1 << 20),
+            preallocate,
+            direct: false,
+        };
+        let has_holes = |device: &Device| has_holes(&device.file().metadata().unwrap());
+        let sparse = has_holes(&Device::create(&spec(false)).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        drop(Device::create(&spec(true)).unwrap());
+        // The configuration does not say so.
+        let device = Device::open(&spec(false)).unwrap();
+        let whole = has_holes(&device);
+        device.discard(0, 1 << 19).unwrap();
+        let discarded = has_holes(&device);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!((sparse, whole, discarded), (true, false, true));
+    }
 
     #[test]
     fn a_file_system_counts_for_no_more_than_its_own_files_can_take() {

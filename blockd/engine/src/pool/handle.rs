@@ -168,6 +168,8 @@ pub enum Policy {
     FoldRate(u64),
     /// Bytes free below it, where its devices don't have all of theirs.
     FreeBelow(Option<u64>),
+    /// Other devices than before have no space below for a first write, by the last look.
+    FullBelow,
     /// More space was added, this many nanoseconds after it was requested.
     Extended(u64),
 }

@@ -25,16 +25,13 @@ pub fn rehearse(
     pool_id: &[u8; 16],
     devices: &mut Offline,
 ) -> Result<OpenReport, PoolError> {
-    let first = (0..).zip(devices.present().to_vec()).find_map(|(index, present)| {
-        let device = DeviceIndex(index);
-        let copy = newest_copy(devices, device, &present)?;
-        (copy.this_device == DeviceIndex(0)).then_some(device)
-    });
-    if let Some(first) = first {
-        devices.check_unused(pool_id, first, spec.claim_wait)?;
+    let copies = copies(pool_id, devices);
+    let first = copies.iter().find(|(_, copy)| copy.this_device == DeviceIndex(0));
+    if let Some((first, _)) = first {
+        devices.check_unused(pool_id, *first, spec.claim_wait)?;
     }
     let path = ring_path(&spec.ring_dir, pool_id);
-    let problem = check_storage(spec, &path, devices)?;
+    let problem = check_storage(spec, &path, &copies, devices)?;
     let ring: Option<Arc<dyn RingMemory>> = match problem {
         Some(_) => None,
         None => Some(RingFile::copy(&path, MAX_WORKERS, spec.ring_records)?),
@@ -58,24 +55,34 @@ pub fn rehearse(
     Ok(report)
 }
 
+/// The newest superblock of each of the pool's devices. Devices of other pools are left out: the
+/// opening refuses them by name.
+fn copies(pool_id: &[u8; 16], devices: &mut Offline) -> Vec<(DeviceIndex, Superblock)> {
+    let mut copies = Vec::new();
+    for (index, present) in (0..).zip(devices.present().to_vec()) {
+        let device = DeviceIndex(index);
+        let copy = newest_copy(devices, device, &present);
+        copies.extend(copy.filter(|copy| copy.pool_id == *pool_id).map(|copy| (device, copy)));
+    }
+    copies
+}
+
 /// Why the ring is not to be replayed, where one of the disks was restarted.
 fn check_storage(
     spec: &PoolSpec,
     ring: &Path,
-    devices: &mut Offline,
+    copies: &[(DeviceIndex, Superblock)],
+    devices: &Offline,
 ) -> Result<Option<String>, PoolError> {
-    let (mut newest, mut sequences): (Option<Superblock>, _) = (None, Vec::new());
-    for (index, present) in (0..).zip(devices.present().to_vec()) {
-        let device = DeviceIndex(index);
-        let Some(found) = newest_copy(devices, device, &present) else { continue };
-        let sequence = devices.disk_sequence(device);
-        let path = Path::new(&present.name);
-        sequences.extend(sequence.and_then(|sequence| Disk::of(&found, sequence, path)));
-        if newest.as_ref().is_none_or(|newest| newest.generation < found.generation) {
-            newest = Some(found);
-        }
-    }
-    newest.map_or(Ok(None), |newest| storage::check(spec, ring, &newest, &boot_id()?, &sequences))
+    let Some((_, newest)) = copies.iter().max_by_key(|(_, copy)| copy.generation) else {
+        return Ok(None);
+    };
+    let sequences = copies.iter().filter_map(|(device, copy)| {
+        let present = devices.present().get(usize::from(device.0))?;
+        Disk::of(copy, devices.disk_sequence(*device)?, Path::new(&present.name))
+    });
+    let sequences: Vec<_> = sequences.collect();
+    storage::check(spec, ring, newest, &boot_id()?, &sequences)
 }
 
 /// Does a read. The tool's shared lock is the fence; a flush is a write, and is not asked for.
@@ -86,5 +93,89 @@ fn read(devices: &mut Offline, command: &mut IoCommand) -> Result<(), IoError> {
         }
         IoOp::Fence => Ok(()),
         IoOp::Flush | IoOp::Write { .. } | IoOp::Discard { .. } => Err(IoError::Media),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::path::PathBuf;
+
+    use blockd_mapper::create::{CreateOptions, Creating, NewDevice};
+    use blockd_mapper::format::Place;
+    use blockd_mapper::io::Page;
+
+    use super::*;
+    use crate::pool::Access;
+    use crate::{DeviceKind, DeviceSpec};
+
+    const SIZE: u64 = 16 << 20;
+
+    /// A pool of one file, with the change in all copies of its superblock.
+    fn pool(path: &Path, id: u8, change: impl Fn(&mut Superblock)) {
+        let device = NewDevice {
+            name: "disk".into(),
+            uuid: [id; 16],
+            size: SIZE,
+            block_size: 512,
+            class: 0,
+        };
+        let file = std::fs::File::create(path).unwrap();
+        file.set_len(SIZE).unwrap();
+        let mut creating = Creating::new(&CreateOptions {
+            pool_id: [id; 16],
+            extent_size: 64 << 10,
+            devices: vec![device],
+            wal_size: None,
+            reserve_size: None,
+            node: 0,
+            composite: false,
+        })
+        .unwrap();
+        while let Some(command) = creating.poll() {
+            if let IoOp::Write { offset, buffer, .. } = &command.op {
+                let mut bytes = buffer.as_bytes().to_vec();
+                for bytes in bytes.chunks_exact_mut(4096) {
+                    if let Ok(mut copy) = Superblock::decode(bytes, Place::Memory) {
+                        change(&mut copy);
+                        let mut page = Page::zeroed();
+                        copy.encode(&mut page);
+                        bytes.copy_from_slice(&page.0);
+                    }
+                }
+                file.write_all_at(&bytes, *offset).unwrap();
+            }
+            creating.complete(command, Ok(()));
+        }
+        creating.finish().unwrap();
+    }
+
+    #[test]
+    fn a_newer_superblock_of_another_pool_says_nothing_about_the_ring() {
+        let folder = std::env::temp_dir().join(format!("blockd-rehearse-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let paths: [PathBuf; 2] = ["own", "foreign"].map(|name| folder.join(name));
+        let boot_id = boot_id().unwrap();
+        pool(&paths[0], 1, |_| {});
+        pool(&paths[1], 2, |copy| {
+            copy.generation += 9;
+            (copy.clean, copy.boot_id, copy.open_id) = (false, boot_id, 7);
+        });
+        // A list of disks by which a ring that is to be replayed would be in doubt.
+        let ring = ring_path(&folder, &[1; 16]);
+        std::fs::write(storage::file_of(&ring), vec![b'x'; 1 << 15]).unwrap();
+        let spec = |path: &PathBuf| DeviceSpec {
+            path: path.clone(),
+            kind: DeviceKind::File,
+            size: None,
+            preallocate: false,
+            direct: false,
+        };
+        let spec = PoolSpec::new("replay", spec(&paths[0]), folder.clone());
+        let mut devices = Offline::open(&paths, Access::Read, spec.claim_wait).unwrap();
+        let error = rehearse(&spec, &[1; 16], &mut devices).unwrap_err().to_string();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(error.contains("belongs to pool 0202"), "{error}");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use blockd_mapper::format::catalogue::{VolumeRecord, decode_catalogue};
 use blockd_mapper::format::leaf_page::{LeafEntry, decode_leaf};
-use blockd_mapper::format::page::{self, PageExpect, PageKind};
+use blockd_mapper::format::page::{self, PageExpect, PageKind, PageStamp};
 use blockd_mapper::format::{PageRef, Place, PoolId, Structure, VolumeName, levels_for};
 use blockd_mapper::geometry::{PAGE_BYTES, PAGE_SIZE};
 use blockd_mapper::mapping::Mapping;
@@ -16,7 +16,7 @@ use super::super::dump::Lost;
 use super::super::owners::Owner;
 use super::super::rebuild::{label_pages, leaf_pages};
 use super::super::walk::{NO_ENTRIES, PageUse, Stopped, Visitor, decode_whole_leaf};
-use super::super::{Entries, Reader, State};
+use super::super::{Entries, Reader, State, VolumeView};
 use super::{Orphan, Plan};
 
 pub(super) struct PagesOnly<'a>(pub(super) &'a mut HashSet<PageAddress>);
@@ -28,11 +28,11 @@ impl Visitor for PagesOnly<'_> {
     }
 }
 
-/// Index, tree and LSN of a page that matches its header.
-fn header(page: &[u8], kind: PageKind, pool_id: PoolId) -> Option<(u64, u32, Lsn)> {
+/// The stamp of a page that matches its header.
+fn stamp(page: &[u8], kind: PageKind, pool_id: PoolId) -> Option<PageStamp> {
     let index = u64::from_le_bytes(page.get(40..48)?.try_into().ok()?);
     let opened = page::open(page, &expect(pool_id, kind, index), Place::Memory).ok()?;
-    Some((index, opened.stamp.tree, opened.stamp.lsn))
+    Some(opened.stamp)
 }
 
 fn expect(pool_id: PoolId, kind: PageKind, index: u64) -> PageExpect {
@@ -94,7 +94,7 @@ impl Plan {
         let mut newest: BTreeMap<u64, Orphan> = BTreeMap::new();
         let wanted = |index: u64| missing.iter().any(|m| m.contains(&(index * per_page)));
         self.scan(reader, PageKind::Catalogue, progress, |index, orphan| {
-            if wanted(index) && newest.get(&index).is_none_or(|best| best.lsn < orphan.lsn) {
+            if wanted(index) && newest.get(&index).is_none_or(|best| best.age() < orphan.age()) {
                 newest.insert(index, orphan);
             }
         });
@@ -126,8 +126,7 @@ impl Plan {
         records
     }
 
-    /// Leaf pages for slots that are lost: the volume's own newest; else, for volumes that share
-    /// their leaves with relatives, the newest from before it was made, or the oldest after that.
+    /// Leaf pages for slots that are lost.
     pub(super) fn find_leaves(
         &mut self,
         reader: &mut Reader<'_>,
@@ -142,30 +141,11 @@ impl Plan {
                 found.entry(slot).or_default().push(orphan);
             }
         });
-        let lineages: HashMap<u32, VolumeId> =
-            self.state.volumes.values().map(|v| (v.record.id.0, v.record.lineage)).collect();
         let keys: Vec<_> = self.missing.keys().copied().collect();
         for (id, slot) in keys {
             let Some(view) = self.state.volumes.get(&id) else { continue };
-            let (own, made) = ([id.0, view.tree.0], view.record.created_lsn);
-            let lineage = view.record.lineage;
-            let candidates = found.get(&slot).map(Vec::as_slice).unwrap_or_default();
-            let related = |o: &&Orphan| {
-                lineages.get(&o.tree) == Some(&lineage)
-                    || own.contains(&o.tree)
-                    || o.tree == lineage.0
-            };
-            let rank = |orphan: &&Orphan| {
-                let before = orphan.lsn < made;
-                let age = if before { orphan.lsn.0 } else { u64::MAX - orphan.lsn.0 };
-                if own.contains(&orphan.tree) {
-                    (2, orphan.lsn.0)
-                } else {
-                    (u64::from(before), age)
-                }
-            };
-            let mut candidates: Vec<_> = candidates.iter().filter(related).copied().collect();
-            candidates.sort_by_key(|orphan| Reverse(rank(&orphan)));
+            let pages = found.get(&slot).map(Vec::as_slice).unwrap_or_default();
+            let candidates = self.candidates(view, pages);
             let found = candidates.into_iter().find_map(|orphan| {
                 let leaf = orphan_leaf(reader, self.pool_id, orphan.address, slot)?;
                 Some((orphan, leaf))
@@ -197,6 +177,55 @@ impl Plan {
         }
     }
 
+    /// The pages of a slot that may be a volume's, the likeliest first: the newest of its own; the
+    /// newest that an origin had when the volume parted from it; the oldest of the family since.
+    /// Pages that others of the family wrote for themselves are left out where that is certain.
+    fn candidates(&self, view: &VolumeView, pages: &[Orphan]) -> Vec<Orphan> {
+        let volumes = &self.state.volumes;
+        // What the log made or rolled back has the tree of another volume.
+        let record = volumes.get(&view.tree).map_or(&view.record, |of| &of.record);
+        let origins = self.origins(record);
+        let rank = |orphan: &Orphan| {
+            let (epoch, lsn) = (orphan.epoch.0, orphan.lsn.0);
+            let is_relative = || {
+                let relative = volumes.get(&VolumeId(orphan.tree));
+                relative.is_some_and(|one| one.record.lineage == record.lineage)
+            };
+            match origins.get(&orphan.tree) {
+                _ if orphan.tree == view.tree.0 => Some((2, epoch, lsn)),
+                Some(parted) if orphan.lsn < *parted => Some((1, epoch, lsn)),
+                None if orphan.lsn < record.created_lsn || !is_relative() => None,
+                _ => Some((0, u64::MAX - epoch, u64::MAX - lsn)),
+            }
+        };
+        let mut ranked: Vec<_> = pages.iter().filter_map(|one| Some((rank(one)?, *one))).collect();
+        ranked.sort_by_key(|(rank, _)| Reverse(*rank));
+        ranked.into_iter().map(|(_, orphan)| orphan).collect()
+    }
+
+    /// The origins of a volume, the first of its family included, each with the LSN at which the
+    /// volume, or the origin in between, was made of it. Where one of them is deleted, every older
+    /// relative may be an origin of it.
+    fn origins(&self, record: &VolumeRecord) -> HashMap<u32, Lsn> {
+        let volumes = &self.state.volumes;
+        let mut origins = HashMap::new();
+        let mut of = record;
+        // Ids fall on the way, unless the catalogue is damaged.
+        while of.origin.0 != 0 && !origins.contains_key(&of.origin.0) {
+            origins.insert(of.origin.0, of.created_lsn);
+            let Some(origin) = volumes.get(&of.origin) else {
+                let older = volumes.range(..of.origin).map(|(id, view)| (id, &view.record));
+                for (id, _) in older.filter(|(_, one)| one.lineage == record.lineage) {
+                    origins.entry(id.0).or_insert(of.created_lsn);
+                }
+                break;
+            };
+            of = &origin.record;
+        }
+        origins.entry(record.lineage.0).or_insert(of.created_lsn);
+        origins
+    }
+
     /// Every page of a kind on the media that isn't in an extent of sound data.
     fn scan(
         &self,
@@ -221,12 +250,11 @@ impl Plan {
                 self.read_extent(reader, extent, &mut bytes);
                 for (within, page) in (0..).zip(bytes.chunks_exact(PAGE_SIZE)) {
                     let address = self.geometry.page_address(extent, within);
-                    let Some((index, tree, lsn)) = header(page, kind, self.pool_id) else {
-                        continue;
-                    };
+                    let Some(stamp) = stamp(page, kind, self.pool_id) else { continue };
                     now.pages += 1;
+                    let PageStamp { index, tree, lsn, epoch, .. } = stamp;
                     if lsn <= superblock.checkpoint_lsn {
-                        each(index, Orphan { address, tree, lsn });
+                        each(index, Orphan { address, tree, lsn, epoch });
                     }
                 }
             }

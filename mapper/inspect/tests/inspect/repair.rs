@@ -5,14 +5,15 @@ use blockd_inspect::repair::{RepairOptions, repair};
 use blockd_mapper::engine::Control;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::Place;
+use blockd_mapper::format::page::{self, PageExpect, PageStamp};
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::io::Page;
-use blockd_mapper::units::{Epoch, VolumeId};
+use blockd_mapper::io::{IoOp, Page};
+use blockd_mapper::units::{Epoch, SlotIndex, VolumeId};
 
-use super::common::{Media, Rig};
+use super::common::{Media, POOL, Rig};
 use super::differences;
 use super::tools::{
-    Cut, MIB, PAGE, Target, checked, closed, contents, dumped, family, found, made, repaired,
+    Cut, MIB, PAGE, SPAN, Target, checked, closed, contents, dumped, family, found, made, repaired,
     restored,
 };
 
@@ -119,6 +120,155 @@ fn a_repaired_pool_survives_power_lost_at_any_write_of_the_repair() {
             return;
         }
     }
+}
+
+/// The stamps of sound leaf pages of a slot.
+fn leaf_stamps(media: &Media, slot: u32) -> Vec<PageStamp> {
+    let expect = PageExpect { sum: None, ..PageExpect::leaf(POOL, SlotIndex(slot), 0) };
+    let opened = |(device, at): (usize, usize)| {
+        let page = &media.devices[device][at..at + PAGE];
+        Some(page::open(page, &expect, Place::Memory).ok()?.stamp)
+    };
+    found(media, b"BDpg\x01").into_iter().filter_map(opened).collect()
+}
+
+/// Damages the index pages of a volume's tree.
+fn damage_index(media: &mut Media, volume: VolumeId) {
+    let mut count = 0;
+    for (device, at) in found(media, b"BDpg\x02") {
+        let page = &mut media.devices[device][at..at + PAGE];
+        if page[12..16] == volume.0.to_le_bytes() {
+            page[200] ^= 1;
+            count += 1;
+        }
+    }
+    assert!(count > 0);
+}
+
+/// LSNs that were not durable are used again after power loss. The pages of a checkpoint that did
+/// not end stay on the media, and may have a higher one than pages of later checkpoints.
+#[test]
+fn repair_does_not_take_the_page_of_a_checkpoint_that_never_ended_for_a_newer_one() {
+    const SLOT: u64 = 30;
+    let (at, extent) = (SLOT * SPAN, 64 << 10);
+    let mut rig = Rig::new(&[16 * MIB]);
+    let id = rig.create("v", (SLOT + 1) * SPAN);
+    let volume = rig.attach(id);
+    rig.write(&volume, at, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    for slot in 0..=SLOT {
+        rig.write(&volume, slot * SPAN + extent, &[2; PAGE]).unwrap();
+    }
+    rig.engine.submit(Control::Checkpoint);
+    while let Some(mut command) = rig.engine.poll(rig.now) {
+        if matches!(command.op, IoOp::Flush) {
+            break;
+        }
+        rig.media.run(&mut command);
+        rig.engine.complete(command, Ok(()));
+    }
+    // The delta ring is gone as well.
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    let volume = rig.attach(id);
+    assert!(rig.read(&volume, at + extent, PAGE) == [0; PAGE], "it was not durable");
+    rig.write(&volume, at + 2 * extent, &[3; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    for extents in 1..=SLOT {
+        rig.write(&volume, extents * extent, &[4; PAGE]).unwrap();
+    }
+    rig.worker.detach(volume);
+    let mut media = closed(rig);
+    let stamps = leaf_stamps(&media, 30);
+    let newest = stamps.iter().max_by_key(|stamp| stamp.epoch).unwrap();
+    assert!(stamps.iter().any(|s| s.epoch < newest.epoch && s.lsn > newest.lsn), "{stamps:?}");
+
+    damage_index(&mut media, id);
+    let report = repaired(&mut media, RepairOptions::default());
+    assert!(report.salvaged.iter().any(|part| part.range.start == at), "{report:?}");
+    let mut rig = Rig::open(media).unwrap();
+    let volume = rig.attach(id);
+    for (extents, byte) in [1, 0, 3].into_iter().enumerate() {
+        let offset = at + extents as u64 * extent;
+        assert!(rig.read(&volume, offset, PAGE) == [byte; PAGE], "extent {extents}");
+    }
+}
+
+#[test]
+fn repair_gives_a_clone_no_page_that_another_of_its_family_wrote_for_itself() {
+    for by_other in [true, false] {
+        let mut rig = Rig::new(&[16 * MIB]);
+        let base = rig.create("base", 8 << 20);
+        let attached = rig.attach(base);
+        rig.write(&attached, 0, &[1; PAGE]).unwrap();
+        rig.control(Control::Checkpoint).unwrap();
+        rig.worker.detach(attached);
+        let source = made(&mut rig, Control::Snapshot { source: base, name: "snap".to_owned() });
+        let clone = |rig: &mut Rig, name: &str| {
+            made(rig, Control::Clone { source, name: name.to_owned(), size: None })
+        };
+        let other = clone(&mut rig, "other");
+        let written = rig.attach(if by_other { other } else { base });
+        rig.write(&written, 0, &[9; PAGE]).unwrap();
+        rig.control(Control::Checkpoint).unwrap();
+        rig.worker.detach(written);
+        let clone = clone(&mut rig, "clone");
+        let mut media = closed(rig);
+        let expected = contents(media.clone());
+        damage_index(&mut media, clone);
+        let report = repaired(&mut media, RepairOptions::default());
+        let salvaged: Vec<_> = report.salvaged.iter().map(|part| part.name.as_str()).collect();
+        assert_eq!((salvaged, report.lost), (vec!["clone"], vec![]));
+        assert!(contents(media) == expected, "{by_other}");
+    }
+}
+
+/// The clone of a clone, as made by a backup of a restored volume: its origin is a snapshot that
+/// is deleted, and no longer names the volume whose pages the clone has.
+#[test]
+fn repair_gives_a_clone_the_pages_from_before_an_origin_that_is_deleted() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let base = rig.create("base", 8 << 20);
+    let snapshot = |rig: &mut Rig, source, name: &str| {
+        made(rig, Control::Snapshot { source, name: name.to_owned() })
+    };
+    let clone = |rig: &mut Rig, source, name: &str| {
+        made(rig, Control::Clone { source, name: name.to_owned(), size: None })
+    };
+    let first = snapshot(&mut rig, base, "first");
+    let restored = clone(&mut rig, first, "restored");
+    let attached = rig.attach(restored);
+    rig.write(&attached, 0, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.worker.detach(attached);
+    let second = snapshot(&mut rig, restored, "second");
+    let clone = clone(&mut rig, second, "clone");
+    rig.control(Control::Delete { volume: second }).unwrap();
+    let mut media = closed(rig);
+    let expected = contents(media.clone());
+    damage_index(&mut media, clone);
+    let report = repaired(&mut media, RepairOptions::default());
+    assert_eq!((report.salvaged.len(), report.lost), (1, vec![]));
+    assert!(contents(media) == expected);
+}
+
+#[test]
+fn repair_gives_a_volume_that_the_log_has_rolled_back_no_page_from_before_that() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let volume = rig.create("v", 8 << 20);
+    let attached = rig.attach(volume);
+    rig.write(&attached, 0, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    let snapshot = made(&mut rig, Control::Snapshot { source: volume, name: "snap".to_owned() });
+    rig.write(&attached, 0, &[2; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.worker.detach(attached);
+    rig.control(Control::Rollback { volume, snapshot }).unwrap();
+    let mut media = rig.kill();
+    let expected = contents(media.clone());
+    damage_index(&mut media, snapshot);
+    let report = repaired(&mut media, RepairOptions::default());
+    assert_eq!((report.salvaged.len(), report.lost), (2, vec![]));
+    assert!(contents(media) == expected);
 }
 
 #[test]

@@ -59,6 +59,9 @@ impl PoolThread {
                 }
                 Ask::Policy(Policy::FoldRate(bytes)) => self.engine.set_fold_rate(bytes),
                 Ask::Policy(Policy::FreeBelow(free)) => self.engine.set_free_below(free),
+                Ask::Policy(Policy::FullBelow) => {
+                    self.engine.set_full_below(&self.shared.below.full());
+                }
                 Ask::Policy(Policy::Extended(ns)) => self.engine.note_extension(ns),
                 Ask::Releasing(answer) => drop(answer.send(self.engine.releasing())),
                 Ask::Folds(begin, answer) => {
