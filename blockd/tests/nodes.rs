@@ -344,7 +344,12 @@ fn pools_that_can_not_be_read_keep_no_other_from_a_takeover() {
     let unread = done["unread"].as_array().unwrap();
     assert!(unread.len() == 1 && unread[0]["pool"] == "bad", "{done}");
     assert!(!two.is_left());
-    let done = two.done("forget", &[FIRST]);
+    // What can't be read may name it still.
+    let (code, error) = two.refused("forget", &[FIRST]);
+    let names = error.contains("can't be read: bad (") && error.contains("or use --force to");
+    assert!(code == 7 && names, "{code} {error}");
+    assert_eq!(two.done("declare-dead", &[FIRST])["changed"], false, "it is still known");
+    let done = two.done("forget", &[FIRST, "--force"]);
     assert_eq!(json!([done["changed"], done["unread"][0]["pool"]]), json!([true, "bad"]));
 }
 

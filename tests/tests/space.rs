@@ -15,6 +15,7 @@ use blockd_testkit::daemon::{Daemon, Settings};
 use blockd_testkit::disk::{Loop, Small};
 use blockd_testkit::nbd::Connection;
 use blockd_tests::threads::StoppedThreads;
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -560,6 +561,41 @@ fn a_pool_is_full_where_its_tmpfs_is() {
 fn a_pool_is_full_where_the_file_system_of_a_small_loop_device_is() {
     let small = Small::ext4(96 * MIB).unwrap();
     fills_the_file_system_below(&small, 96 * MIB);
+}
+
+/// The few holes of a file that was allocated in advance are those of deleted volumes: the rest of
+/// it needs nothing of a full file system.
+#[test]
+fn a_file_that_was_allocated_in_advance_lacks_no_more_than_its_holes() {
+    assert!(nix::unistd::geteuid().is_root(), "not run: mounting needs root");
+    let small = Small::tmpfs(96 * MIB).unwrap();
+    let settings = Settings {
+        pool: Some(small.path().join("pool")),
+        pool_size: 64 * MIB,
+        pool_lines: "[pool.space]\nlow = \"16M\"\nvery_low = \"1M\"\n".into(),
+        ..Settings::default()
+    };
+    let mut daemon = Daemon::new("allocated-below", &settings).unwrap();
+    daemon.start().unwrap();
+    let file = std::fs::File::options().write(true).open(small.path().join("pool")).unwrap();
+    fallocate(&file, FallocateFlags::empty(), 0, i64::try_from(64 * MIB).unwrap()).unwrap();
+    daemon.add("w1", 8 * MIB).unwrap();
+    let mut client = daemon.connect("w1").unwrap();
+    for extent in 0..(8 * MIB / EXTENT) {
+        client.write(extent * EXTENT, &content(1, extent)).unwrap();
+    }
+    drop(client);
+    daemon.cli(&["del", "--force", "w1"]).unwrap();
+    let shown = |key: &str| pool(&daemon)[key].as_u64();
+    wait_until("the file has holes", || shown("backing_free_bytes") > Some(0));
+    wait_until("all is given back", || pool(&daemon)["releasing_bytes"] == 0);
+    let (left, free) = (shown("backing_free_bytes"), shown("free_bytes").unwrap());
+    // Others take what was given back.
+    let ballast = small.path().join("ballast");
+    let _full = std::fs::write(ballast, vec![1; usize::try_from(96 * MIB).unwrap()]).unwrap_err();
+    wait_until("it is seen", || shown("backing_free_bytes") < left);
+    assert!(shown("free_bytes").unwrap() + 9 * MIB > free, "{free}: {}", pool(&daemon));
+    assert_eq!(pool(&daemon)["space_state"], "normal");
 }
 
 /// The holes of a file whose file system is full are of no use, also beside a device with room.

@@ -83,8 +83,9 @@ pub(crate) struct DeclareDead {
 /// No pool names it any more, and it is no longer listed. Of GROUP/NUMBER the key and the address
 /// are removed from the volume group. The scripts in hooks/pre-forget.d run before, as with
 /// declare-dead. A host that was not declared dead, or has opened a pool or joined again since, is
-/// refused unless it is forced, and then taken over from like a dead one. The host that this runs
-/// on is never forgotten.
+/// refused unless it is forced, and then taken over from like a dead one. So is one that a pool may
+/// name that can't be read; forced, that pool is left out. The host that this runs on is never
+/// forgotten.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd node forget 3f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2f\n  \
                   blockd node forget san/2")]
@@ -92,7 +93,7 @@ pub(crate) struct Forget {
     #[command(flatten)]
     pub which: Which,
 
-    /// Also one that was not declared dead
+    /// Also one that was not declared dead, or that a pool may name that can't be read
     #[arg(long)]
     pub force: bool,
 }

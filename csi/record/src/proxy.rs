@@ -41,6 +41,14 @@ struct Passing {
     recorder: Arc<Recorder>,
 }
 
+impl Passing {
+    /// Notes the end of the call as it passes. Its caller may begin the next call before the last
+    /// owner of this one has gone, and these two do not overlap.
+    fn end(&self, status: Status) {
+        self.recorder.answered(&mut self.open.lock(), status);
+    }
+}
+
 impl Drop for Passing {
     fn drop(&mut self) {
         self.recorder.ended(self.open.get_mut());
@@ -76,7 +84,7 @@ impl Proxy {
         let body = match self.requested(&call, body).await {
             Ok(body) => body,
             Err(status) => {
-                call.open.lock().status = Some(status.clone());
+                call.end(status.clone());
                 return Ok(status.into_http());
             }
         };
@@ -92,22 +100,22 @@ impl Proxy {
                     Some(late) => late,
                     None => Status::unavailable(format!("{}: {}", self.to, chain(&error))),
                 };
-                call.open.lock().status = Some(status.clone());
+                call.end(status.clone());
                 return Ok(status.into_http());
             }
         };
         let (parts, body) = response.into_parts();
         // An answer without a body has its status in the headers.
-        call.open.lock().status = Status::from_header_map(&parts.headers);
+        if let Some(status) = Status::from_header_map(&parts.headers) {
+            call.end(status);
+        }
         let body = body.map_frame(move |frame| {
-            let mut open = call.open.lock();
             if let Some(bytes) = frame.data_ref() {
-                open.response.add(bytes);
+                call.open.lock().response.add(bytes);
             }
-            if let Some(trailers) = frame.trailers_ref() {
-                open.status = Status::from_header_map(trailers);
+            if let Some(status) = frame.trailers_ref().and_then(Status::from_header_map) {
+                call.end(status);
             }
-            drop(open);
             frame
         });
         Ok(Response::from_parts(parts, axum::body::Body::new(body)))
@@ -153,9 +161,66 @@ fn chain(error: &dyn std::error::Error) -> String {
 mod tests {
     use std::io;
 
+    use axum::http::HeaderMap;
+    use serde_json::Value;
+    use tokio::net::UnixListener;
+    use tokio_stream::wrappers::UnixListenerStream;
     use tonic::Code;
+    use tonic::transport::Server;
 
     use super::*;
+    use crate::Options;
+
+    /// Answers with the status in the headers, or in trailers where the body is not empty.
+    async fn plugin(request: Request) -> Response {
+        let response = Response::builder().header("content-type", "application/grpc");
+        if request.uri().path().ends_with("Refused") {
+            return response.header("grpc-status", "9").body(axum::body::Body::empty()).unwrap();
+        }
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", "0".parse().unwrap());
+        let message = Full::from(&b"\0\0\0\0\0"[..]).with_trailers(async { Some(Ok(trailers)) });
+        response.body(axum::body::Body::new(message)).unwrap()
+    }
+
+    /// Under load the recorder may drop an answer after its caller has sent the next request.
+    #[tokio::test]
+    async fn a_call_has_ended_when_its_status_has_passed() {
+        let folder = std::env::temp_dir().join(format!("record-end-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (to, out) = (folder.join("to"), folder.join("out"));
+        let incoming = UnixListenerStream::new(UnixListener::bind(&to).unwrap());
+        let routes = Routes::from(Router::new().fallback(plugin));
+        let server = Server::builder().add_routes(routes).serve_with_incoming(incoming);
+        let server = tokio::spawn(server);
+        let (listen, limit) = (folder.join("listen"), "64Mi".to_owned());
+        let options = Options { listen, listen_group: None, to, out, callers: Vec::new(), limit };
+        let recorder = Arc::new(Recorder::create(&options, "a test").unwrap());
+        let proxy = Proxy::new(&options.to, Arc::clone(&recorder));
+        let mut late = Vec::new();
+        for name in ["Answered", "Refused", "Answered"] {
+            let request = Request::builder().method("POST").uri(format!("/csi.v9.Later/{name}"));
+            let request = request.header("content-type", "application/grpc");
+            let request = request.body(axum::body::Body::empty()).unwrap();
+            let mut answer = proxy.clone().pass(request).await.unwrap();
+            while answer.body_mut().frame().await.is_some() {}
+            late.push(answer);
+        }
+        drop(late);
+        recorder.end("the test is over");
+        server.abort();
+        let text = std::fs::read_to_string(&options.out).unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        let lines: Vec<Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let time = |line: usize, key: &str| lines[line][key].as_f64().unwrap();
+        assert_eq!(
+            [1, 2, 3].map(|line| lines[line]["code"].as_str()),
+            [Some("OK"), Some("FAILED_PRECONDITION"), Some("OK")]
+        );
+        assert!(time(1, "end_ms") <= time(2, "start_ms"), "{text}");
+        assert!(time(2, "end_ms") <= time(3, "start_ms"), "{text}");
+    }
 
     #[tokio::test]
     async fn only_a_request_that_is_too_long_exhausts_something() {

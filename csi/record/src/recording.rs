@@ -160,7 +160,14 @@ impl Recorder {
             request: Body::default(),
             response: Body::default(),
             status: None,
+            end: None,
         }
+    }
+
+    /// Sets the status of a call, which ends it.
+    pub(crate) fn answered(&self, open: &mut Open, status: Status) {
+        open.status = Some(status);
+        open.end = Some(self.clock.elapsed());
     }
 
     /// Whether the interface has the method of a call, with one message for each request.
@@ -175,7 +182,7 @@ impl Recorder {
 
     /// Writes a call that has ended.
     pub(crate) fn ended(&self, open: &Open) {
-        let end = self.clock.elapsed();
+        let end = open.end.unwrap_or_else(|| self.clock.elapsed());
         let method = self.schema.method(&open.method);
         let status = open.status.clone().unwrap_or_else(|| open.unanswered(end));
         let is_stream = method.as_ref().is_some_and(MethodDescriptor::is_server_streaming);
@@ -301,7 +308,9 @@ pub(crate) struct Open {
     pub(crate) request: Body,
     pub(crate) response: Body,
     /// How it has ended, once that has passed.
-    pub(crate) status: Option<Status>,
+    status: Option<Status>,
+    /// When that passed.
+    end: Option<Duration>,
 }
 
 impl Open {

@@ -270,7 +270,8 @@ pub fn declare_dead(
     }
 }
 
-/// Forgets a node that was declared dead, or with `force` any: no pool names it any more.
+/// Forgets a node that was declared dead, or with `force` any: no pool names it any more, apart
+/// from those that can't be read, which `force` leaves out.
 pub fn forget(
     config: HostConfig<'_>,
     leave: Leave,
@@ -283,6 +284,9 @@ pub fn forget(
         let what = format!("node {}", leave.node);
         let problem = "may be alive: `blockd node declare-dead` first, or use force";
         return Err(Error::in_use(what, problem));
+    }
+    if !force {
+        members.check_read()?;
     }
     let owned: Vec<PoolConfig> = members.owned.iter().map(|one| one.config.clone()).collect();
     members.fence(&owned)?;
@@ -330,6 +334,21 @@ impl<'a> Membership<'a> {
             return Err(first_error.unwrap_or_else(unknown));
         }
         Ok(members)
+    }
+
+    /// Refuses where the node may be the last owner of a pool that can't be read: the record of a
+    /// dead node is all that says that the pool is to be taken over.
+    fn check_read(&self) -> Result<(), Error> {
+        if self.unread.is_empty() {
+            return Ok(());
+        }
+        let pools = self.unread.iter().map(|one| format!("{} ({})", shown(&one.pool), one.problem));
+        let pools = pools.collect::<Vec<_>>().join(", ");
+        let problem = format!(
+            "may own pools that can't be read: {pools}; repair them or take them out of the \
+             configuration, or use --force to forget the node without them"
+        );
+        Err(Error::in_use(format!("node {}", self.leave.node), problem))
     }
 
     fn dirty(&self) -> impl Iterator<Item = &Owned> {

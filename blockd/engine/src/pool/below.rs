@@ -58,12 +58,13 @@ impl Drop for BelowLook {
 #[derive(Clone, Copy, Debug, Default)]
 struct Part {
     below: u64,
+    /// Without those that need nothing from below.
     own: u64,
 }
 
 impl PoolHandle {
     /// Bytes that can be written for the first time as far as the file systems below sparse files
-    /// allow it, with the free extents of devices that are no such files; `None` where nothing is
+    /// allow it, with the free extents that have their space already; `None` where nothing is
     /// sparse. Blocks.
     #[must_use]
     pub fn free_below(&self) -> Option<u64> {
@@ -74,10 +75,14 @@ impl PoolHandle {
             let own = self.shared.pool.free_on(at);
             // One that is allocated already, by the daemon or not, needs nothing from below.
             let metadata = device.file().metadata().ok();
-            let system = metadata.filter(has_holes).map(|metadata| metadata.dev());
+            let system = metadata.filter(has_holes).map(|file| (file.dev(), holes(&file)));
             match device.free_below().zip(system) {
                 // Files of one file system share its space.
-                Some((below, system)) => {
+                Some((below, (system, holes))) => {
+                    // At the worst all holes are in free extents.
+                    let needy = holes.next_multiple_of(self.extent_size().max(1)).min(own);
+                    others += own - needy;
+                    let own = needy;
                     let part = parts.entry(system).or_insert(Part { below, own: 0 });
                     part.below = part.below.min(below);
                     part.own += own;
@@ -142,11 +147,17 @@ impl PoolHandle {
 
 /// Whether a first write to a file may need space of its file system.
 fn has_holes(metadata: &Metadata) -> bool {
-    metadata.blocks().saturating_mul(512) < metadata.len()
+    holes(metadata) > 0
 }
 
-/// The sum over file systems, and the free extents elsewhere. Where a file system has less than its
-/// files have holes, another's surplus does not make up for it, and less than an extent is none.
+/// Bytes of a file that its file system has not allocated.
+fn holes(metadata: &Metadata) -> u64 {
+    metadata.len().saturating_sub(metadata.blocks().saturating_mul(512))
+}
+
+/// The sum over file systems, and the free extents that need none of their space. Where a file
+/// system has less than its files have holes, another's surplus does not make up for it, and less
+/// than an extent is none.
 fn sum(others: u64, parts: &[Part], extent: u64) -> Option<u64> {
     let lacks = parts.iter().any(|part| part.below < part.own);
     let counted = |part: &Part| match lacks {

@@ -63,8 +63,11 @@ const MAX_CHUNK: usize = 1 << 20;
 const MAX_TEXT: usize = 4096;
 /// How long a sender may take to begin: until then it has shown no certificate.
 const BEGIN: Duration = Duration::from_secs(10);
-/// Longest silence. A receiver that makes data durable is silent for as long.
+/// Longest silence.
 const SILENCE: Duration = Duration::from_secs(60);
+/// The same of a receiver. While its pool is full it reads nothing, for up to twice its --reconnect
+/// of 60 s, and has to refuse before.
+const RECEIVER_SILENCE: Duration = Duration::from_secs(180);
 /// Seconds that a connection may be silent before the kernel looks whether the other host is there,
 /// seconds until it looks again, and how many times it does: a wait for the first answer has no
 /// other end.
@@ -178,7 +181,8 @@ impl Link {
             match TcpStream::connect_timeout(&one, SILENCE) {
                 Ok(tcp) => {
                     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-                    return Self::new(tcp, address, stop, |tcp| tls.client(tcp, host));
+                    let link = Self::new(tcp, address, stop, |tcp| tls.client(tcp, host))?;
+                    return Ok(Self { silence: RECEIVER_SILENCE, ..link });
                 }
                 Err(error) => last = error,
             }
