@@ -89,6 +89,12 @@ impl Batch {
         self.pending.iter().all(is_one)
     }
 
+    /// The same pages, each for itself.
+    pub(super) fn singles(&self) -> impl Iterator<Item = Self> {
+        let one = |page: &PageRead| Self { first: page.reference.address, pending: vec![*page] };
+        self.pending.iter().map(one)
+    }
+
     pub(super) fn pages(&self) -> usize {
         self.pending.last().map_or(0, |last| {
             usize::try_from(last.reference.address.0 - self.first.0 + 1).unwrap_or(0)

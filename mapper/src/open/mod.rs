@@ -158,6 +158,14 @@ impl Opening {
             {
                 return loader.unreadable(batch);
             }
+            match self.go_on_without(&command, batch, error) {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => {
+                    self.failure.get_or_insert(error);
+                    return;
+                }
+            }
             let (operation, device) = (command.op.name(), command.device.0);
             if matches!(command.op, IoOp::Flush)
                 && let Some(memory) = &self.options.ring
@@ -174,6 +182,42 @@ impl Opening {
             && let Err(error) = self.took(command.device, offset, &buffer, batch)
         {
             self.failure.get_or_insert(error);
+        }
+    }
+
+    /// Goes on behind a place that can't be read where what lies there is not needed: pages that
+    /// were read at once are read one by one, and of the superblock another copy counts. False
+    /// where it is needed.
+    fn go_on_without(
+        &mut self,
+        command: &IoCommand,
+        batch: Option<Batch>,
+        error: IoError,
+    ) -> Result<bool, MapperError> {
+        let (IoOp::Read { offset, buffer }, IoError::Media) = (&command.op, error) else {
+            return Ok(false);
+        };
+        let pages = buffer.pages().len();
+        match (&self.stage, batch) {
+            (Stage::Look | Stage::LookBack | Stage::Front | Stage::Back, _) if pages > 1 => {
+                for at in (0..).take(pages) {
+                    self.read(command.device, offset + at * PAGE_BYTES, 1, None)?;
+                }
+                Ok(true)
+            }
+            (Stage::Look | Stage::LookBack | Stage::Front | Stage::Back, _) => {
+                self.copies.add_unreadable(command.device, error);
+                Ok(true)
+            }
+            (Stage::Trees, Some(batch)) if pages > 1 => {
+                for one in batch.singles() {
+                    let at = offset + (one.first.0 - batch.first.0) * PAGE_BYTES;
+                    self.read(command.device, at, 1, Some(one))?;
+                }
+                Ok(true)
+            }
+            (Stage::Log, _) => Ok(self.replay.as_mut().is_some_and(|log| log.unreadable(pages))),
+            _ => Ok(false),
         }
     }
 

@@ -34,6 +34,8 @@ pub(super) struct Replay {
     /// ended but rotted.
     scan: u64,
     scanned: u64,
+    /// Blocks that are read at once: one, where some could not be read.
+    at_once: u64,
     /// Everything up to here is in the map.
     lsn: Lsn,
     checkpoint: Lsn,
@@ -63,6 +65,7 @@ impl Replay {
             ended: superblock.clean,
             scan: 0,
             scanned: 0,
+            at_once: READ_PAGES as u64,
             lsn: superblock.checkpoint_lsn,
             checkpoint: superblock.checkpoint_lsn,
             before,
@@ -83,10 +86,20 @@ impl Replay {
         let from = self.expect.sequence + self.scanned;
         let position = block_position(from, self.engine.wal.blocks);
         let to_wrap = self.engine.wal.blocks - position;
-        let count = to_wrap.min(left).min(READ_PAGES as u64);
+        let count = to_wrap.min(left).min(self.at_once);
         let (device, base) = self.engine.pool.place(self.engine.wal.start);
         let pages = usize::try_from(count).unwrap_or(READ_PAGES);
         Ok(Some((device, base + position * PAGE_BYTES, pages)))
+    }
+
+    /// Blocks can't be read. Whether that is known of each of them, and none is needed: behind the
+    /// end, a block that can't be read proves nothing.
+    pub(super) const fn unreadable(&mut self, pages: usize) -> bool {
+        self.at_once = 1;
+        if pages == 1 && self.ended {
+            self.scanned += 1;
+        }
+        pages > 1 || self.ended
     }
 
     pub(super) fn took(

@@ -9,6 +9,8 @@ mod repair;
 #[path = "../tools/mod.rs"]
 mod tools;
 
+use std::collections::BTreeSet;
+
 use blockd_inspect::check::{Severity, check, check_checkpoint};
 use blockd_inspect::repair::RepairOptions;
 use blockd_inspect::thin_xml::thin_xml;
@@ -17,7 +19,8 @@ use blockd_mapper::engine::Control;
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::io::{IoError, Page};
+use blockd_mapper::io::{IoError, IoOp, Page};
+use blockd_mapper::open::{OpenReport, Opening};
 use blockd_mapper::space::{DeviceMark, Placement, VolumeSettings};
 use blockd_mapper::units::DeviceIndex;
 
@@ -26,6 +29,9 @@ use tools::{
     Image, MIB, PAGE, SPAN, WRITTEN, checked, closed, contents, dumped, family, found, made,
     repaired, restored, scanned,
 };
+
+/// Bytes of an extent of these pools.
+const EXTENT: usize = 64 << 10;
 
 #[test]
 fn a_new_pool_is_sound() {
@@ -248,7 +254,7 @@ struct Deaf<'a>(&'a Media, u64);
 
 impl blockd_inspect::Media for Deaf<'_> {
     fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        if offset == self.1 {
+        if (offset..offset + bytes.len() as u64).contains(&self.1) {
             return Err(IoError::Media);
         }
         Image(self.0).read(device, offset, bytes)
@@ -262,6 +268,47 @@ fn a_copy_that_cannot_be_read_is_warned_of() {
     let mut reader = Reader::open(&mut deaf, &media.open_options().devices).unwrap();
     let report = check(&mut reader, &mut |_| Ok(())).unwrap();
     assert_eq!(report.findings[0].severity, Severity::Warning, "{report:?}");
+}
+
+/// Opens a pool of which one page can't be read.
+fn opened_without(media: &Media, page: u64) -> Result<OpenReport, MapperError> {
+    let mut media = media.clone();
+    let mut opening = Opening::new(media.open_options())?;
+    while let Some(mut command) = opening.poll() {
+        media.run(&mut command);
+        let is_read = matches!(&command.op, IoOp::Read { offset, buffer }
+            if (*offset..*offset + buffer.as_bytes().len() as u64).contains(&page));
+        opening.complete(command, if is_read { Err(IoError::Media) } else { Ok(()) });
+    }
+    opening.finish().map(|opened| opened.report)
+}
+
+/// With all that is in it: the log is as long as it was.
+#[test]
+fn a_pool_opens_although_a_page_cannot_be_read_that_is_not_damage_to_the_check() {
+    let media = family(&[16 * MIB], 100 << 20).kill();
+    let whole = opened_without(&media, u64::MAX).unwrap();
+    let (mut opened, mut refused) = (0, 0);
+    // Superblocks and log, and extents with metadata pages. A page of data is no metadata's.
+    let mut extents: BTreeSet<_> = (0..17).chain([255]).collect();
+    extents.extend(found(&media, b"BDpg").into_iter().map(|(_, at)| at / EXTENT));
+    let pages = extents.into_iter().flat_map(|extent| (extent * EXTENT..).step_by(PAGE).take(16));
+    for page in pages.map(|page| page as u64) {
+        let mut deaf = Deaf(&media, page);
+        let reader = Reader::open(&mut deaf, &media.open_options().devices);
+        let checked = reader.and_then(|mut reader| check(&mut reader, &mut |_| Ok(())));
+        match (checked, opened_without(&media, page)) {
+            (Ok(report), Ok(found)) if !report.damaged => {
+                assert_eq!(found, whole, "without the page at {page}");
+                opened += 1;
+            }
+            (Ok(report), Err(error)) if !report.damaged => {
+                panic!("without the page at {page}: {error}, and the check has {report:?}")
+            }
+            (_, found) => refused += u64::from(found.is_err()),
+        }
+    }
+    assert!(opened > 250 && refused > 3, "{opened} opened, {refused} refused");
 }
 
 /// Media of which a device can't be read at all.
