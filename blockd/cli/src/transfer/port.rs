@@ -232,8 +232,8 @@ fn failed(target: &dyn Connect, what: &str, error: PortError) -> Error {
         PortError::Silent(time) => Error::Unreachable {
             address: address.to_owned(),
             problem: format!(
-                "{what}: no answer within {time:?}: writes wait while the pool is full (`blockd \
-                 pool show`)"
+                "{what}: no answer within {time:?}: if the pool is full, writes wait (`blockd pool \
+                 show`)"
             ),
         },
         PortError::Refused(source) => Error::io(format!("{address}: {what}"), source),
@@ -292,7 +292,7 @@ mod tests {
         let silent = |_: &mut dyn Port| Err::<(), _>(PortError::Silent(Duration::from_secs(30)));
         let error = port.request("transfer", silent).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable);
-        let expected = "memory: transfer: no answer within 30s: writes wait while the pool is full";
+        let expected = "memory: transfer: no answer within 30s: if the pool is full, writes wait";
         assert!(error.to_string().starts_with(expected), "{error}");
     }
 

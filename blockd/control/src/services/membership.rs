@@ -293,6 +293,9 @@ pub fn forget(
     members.run_hooks("pre-forget.d", &owned, report)?;
     let (pools, failure) = members.take(&owned);
     if let Some(error) = failure {
+        if !pools.is_empty() {
+            members.remember(&pools)?;
+        }
         return Err(error);
     }
     members.dead.retain(|one| !one.name().is_some_and(|name| name.is(&leave.node)));

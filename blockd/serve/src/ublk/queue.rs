@@ -253,7 +253,10 @@ impl Queue {
         if self.served.is_some() {
             return;
         }
-        self.fails = fails;
+        // A device that is about to be removed stays so.
+        if self.fails != Fails::OfDevice {
+            self.fails = fails;
+        }
         for tag in std::mem::take(&mut self.held) {
             self.answer(tag, -libc::EIO, context);
         }

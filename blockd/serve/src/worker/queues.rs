@@ -340,8 +340,9 @@ mod tests {
         queues.answer_flushes(pool.id(), &mut context);
         queues.ended((0, READ, Step::Fetch), 0, &mut context);
         assert_eq!(queues.busy(), 1, "a read on standby fails");
-        // The device is about to be removed, which no hand-over changes.
+        // The device is about to be removed, which no opening and no hand-over changes.
         queues.fail_waiting(0, &mut context);
+        queues.serve(pool.id(), &mut context, |_, _| None);
         queues.answer_flushes(pool.id(), &mut context);
         queues.ended((0, READ, Step::Fetch), 0, &mut context);
         assert_eq!(queues.busy(), 0, "a read keeps a device from being removed");
