@@ -23,7 +23,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, conn
 use support::{PATIENCE, Raw, go, request, until};
 
 /// The longest delay of other clients, on a busy machine.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(5);
 
 const ONE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -198,6 +198,24 @@ fn a_full_listener_closes_the_longest_idle_connection_of_the_peer_that_has_most(
     half.say(&request(cmd::WRITE, 1, 0, 4096)[20..]);
     half.say(&[1; 4096]);
     assert_eq!(half.hear(16)[4..8], [0; 4]);
+}
+
+/// Connections that negotiate count for their host, too.
+#[test]
+fn a_host_whose_connections_negotiate_takes_the_place_of_no_other() {
+    let server = Server::start("max_connections = 4\nreceive_timeout = \"1h\"");
+    let mut of_other = server.enter(OTHER);
+    std::thread::sleep(Duration::from_secs(11));
+    let negotiating = [(); 3].map(|()| {
+        let mut raw = server.connect(ONE);
+        raw.greet();
+        raw.option(opt::INFO, &go("v"));
+        assert_eq!(raw.outcome(), rep::ACK);
+        raw
+    });
+    assert_eq!(begin(&mut server.connect(ONE)), rep::ERR_POLICY);
+    flush(&mut of_other, 1);
+    drop(negotiating);
 }
 
 #[test]

@@ -109,8 +109,8 @@ impl Sessions<Exported> for Serving {
         }
     }
 
-    async fn displace_idle(&self, listener: u64, peer: Peer, idle: Duration) -> bool {
-        self.0.displace_idle(listener, peer, idle).await
+    async fn displace_idle(&self, listener: u64, peer: Peer, has: usize, idle: Duration) -> bool {
+        self.0.displace_idle(listener, peer, has, idle).await
     }
 }
 

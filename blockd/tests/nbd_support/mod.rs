@@ -89,7 +89,7 @@ impl Sessions<Arc<Memory>> for Threads {
         });
     }
 
-    async fn displace_idle(&self, _: u64, _: Peer, _: Duration) -> bool {
+    async fn displace_idle(&self, _: u64, _: Peer, _: usize, _: Duration) -> bool {
         false
     }
 }

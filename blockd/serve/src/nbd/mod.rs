@@ -94,14 +94,15 @@ pub trait Sessions<V>: Send + Sync + 'static {
     /// transmission phase. The socket is in blocking mode.
     fn connect(&self, stream: OwnedFd, session: Session<V>);
 
-    /// Closes one connection of a listener that is full, to make room for a new one of `peer`: one
-    /// that has been idle for this long, of `peer` itself or of one with more connections than it.
-    /// Of these the peer with the most gives one up, the one that has been idle for longest.
-    /// Returns `false` if there is none.
+    /// Closes one connection of a listener that is full, to make room for a new one of `peer`, that
+    /// has at least `has` of them. It is one that has been idle for this long, of `peer` itself or
+    /// of one with more connections. Of these the peer with the most gives one up, the one that has
+    /// been idle for longest. Returns `false` if there is none.
     fn displace_idle(
         &self,
         listener: u64,
         peer: Peer,
+        has: usize,
         idle: Duration,
     ) -> impl Future<Output = bool> + Send;
 }

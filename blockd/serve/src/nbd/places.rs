@@ -13,7 +13,11 @@ use super::listener::ListenerStats;
 use super::{Peer, Sessions};
 
 /// A connection with an export has one until it ends.
-pub(super) type Place = OwnedSemaphorePermit;
+#[derive(Debug)]
+pub(super) struct Place {
+    _permit: OwnedSemaphorePermit,
+    _peer: PeerPlace,
+}
 
 /// How long it may take to close a connection that is idle: a worker does it in its next turn.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
@@ -25,6 +29,8 @@ const TRIES: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Places {
     free: Arc<Semaphore>,
+    /// How many of the places each host has, also of connections that are not served yet.
+    hosts: Arc<Hosts>,
     /// The listener's number.
     listener: u64,
     /// A connection without a request for this long gives way to a new one.
@@ -40,26 +46,31 @@ impl Places {
         stats: Arc<ListenerStats>,
     ) -> Self {
         let free = Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
-        Self { free, listener, idle_time, stats }
+        Self { free, hosts: Hosts::new(usize::MAX), listener, idle_time, stats }
     }
 
     /// A place for a connection of `peer`, if there is one or an idle connection gives one up.
     pub(super) async fn take<V>(&self, sessions: &impl Sessions<V>, peer: Peer) -> Option<Place> {
-        if let Ok(place) = Arc::clone(&self.free).try_acquire_owned() {
-            return Some(place);
+        if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
+            return self.place(permit, peer);
         }
         for _ in 0..TRIES {
-            if !sessions.displace_idle(self.listener, peer, self.idle_time).await {
+            let has = self.hosts.count(peer);
+            if !sessions.displace_idle(self.listener, peer, has, self.idle_time).await {
                 break;
             }
             self.stats.idle_displaced.fetch_add(1, Ordering::Relaxed);
             let freed = Arc::clone(&self.free).acquire_owned();
-            if let Ok(Ok(place)) = tokio::time::timeout(CLOSE_TIME, freed).await {
-                return Some(place);
+            if let Ok(Ok(permit)) = tokio::time::timeout(CLOSE_TIME, freed).await {
+                return self.place(permit, peer);
             }
         }
         self.stats.full_refused.fetch_add(1, Ordering::Relaxed);
         None
+    }
+
+    fn place(&self, permit: OwnedSemaphorePermit, peer: Peer) -> Option<Place> {
+        Some(Place { _permit: permit, _peer: self.hosts.admit(peer)? })
     }
 }
 
@@ -73,6 +84,12 @@ pub(super) struct Hosts {
 impl Hosts {
     pub(super) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, counts: Mutex::default() })
+    }
+
+    /// Connections of a peer; 0 for processes of this host.
+    fn count(&self, peer: Peer) -> usize {
+        let Peer::Host(host) = peer else { return 0 };
+        self.counts.lock().get(&host).copied().unwrap_or(0)
     }
 
     /// A place for one more connection of a peer; `None` if it has as many as it may. Processes of

@@ -24,12 +24,13 @@ struct OfPeer {
 }
 
 /// Closes one connection of a listener that has had no request for this long, to make room for one
-/// of the peer `newcomer`. Returns `false` if there is none, or the one that was chosen has become
-/// busy too often.
+/// of the peer `newcomer`. That has at least as many as are given with it: some may not be at a
+/// worker yet. Returns `false` if there is none, or the one that was chosen has become busy too
+/// often.
 pub(super) async fn displace(
     threads: &[Shared],
     listener: u64,
-    newcomer: Peer,
+    newcomer: (Peer, usize),
     idle: Duration,
 ) -> bool {
     /// A client may send a request in the moment between the choice and the end.
@@ -61,7 +62,12 @@ pub(super) async fn displace(
 /// Of the peer that has the most connections, the one that has been idle for longest. A peer gives
 /// way to itself and to peers with fewer connections than it, so that none can drive out others:
 /// not even with connections of its own that are all at work.
-fn choose(threads: &[Shared], listener: u64, newcomer: Peer, idle: u64) -> Option<Chosen> {
+fn choose(
+    threads: &[Shared],
+    listener: u64,
+    (newcomer, has): (Peer, usize),
+    idle: u64,
+) -> Option<Chosen> {
     let mut peers: HashMap<Peer, OfPeer> = HashMap::new();
     for (worker, thread) in threads.iter().enumerate() {
         let now = thread.clock.ns();
@@ -79,7 +85,7 @@ fn choose(threads: &[Shared], listener: u64, newcomer: Peer, idle: u64) -> Optio
             }
         }
     }
-    let has = peers.get(&newcomer).map_or(0, |peer| peer.count);
+    let has = peers.get(&newcomer).map_or(0, |peer| peer.count).max(has);
     let (_, (_, chosen)) = peers
         .into_iter()
         .filter(|(peer, of_peer)| *peer == newcomer || of_peer.count > has)

@@ -372,8 +372,14 @@ impl nbd::Sessions<Target> for Workers {
         thread.doorbell.ring();
     }
 
-    async fn displace_idle(&self, listener: u64, peer: nbd::Peer, idle: Duration) -> bool {
-        idle::displace(&self.threads, listener, peer, idle).await
+    async fn displace_idle(
+        &self,
+        listener: u64,
+        peer: nbd::Peer,
+        has: usize,
+        idle: Duration,
+    ) -> bool {
+        idle::displace(&self.threads, listener, (peer, has), idle).await
     }
 }
 
