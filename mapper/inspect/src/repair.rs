@@ -86,7 +86,7 @@ pub fn repair(
         salvaged: std::mem::take(&mut plan.salvaged),
     };
     if !options.dry_run {
-        plan.write(media, &superblock, &handles, !report.lost.is_empty())?;
+        plan.write(media, devices, &superblock, &handles, !report.lost.is_empty())?;
         report.changed = true;
     }
     Ok(report)

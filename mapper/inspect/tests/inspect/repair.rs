@@ -13,8 +13,8 @@ use blockd_mapper::units::{Epoch, SlotIndex, VolumeId};
 use super::common::{Media, POOL, Rig};
 use super::differences;
 use super::tools::{
-    Cut, MIB, PAGE, SPAN, Target, checked, closed, contents, dumped, family, found, made, repaired,
-    restored,
+    Cut, Fading, MIB, PAGE, SPAN, Target, checked, closed, contents, dumped, family, found, made,
+    repaired, restored,
 };
 
 #[test]
@@ -119,6 +119,43 @@ fn a_repaired_pool_survives_power_lost_at_any_write_of_the_repair() {
             assert!(writes > 4);
             return;
         }
+    }
+}
+
+#[test]
+fn a_page_that_fails_while_the_new_trees_are_written_ends_a_repair_and_leaves_the_old_ones() {
+    let media = closed(family(&[16 * MIB], 100 << 20));
+    let mut rotten = media.clone();
+    let superblock = *found(&rotten, b"BLOCKDsb").first().unwrap();
+    rotten.devices[superblock.0][superblock.1 + 700] ^= 1;
+    let mut salvaged = media;
+    damage_index(&mut salvaged, VolumeId(1));
+    for bad in [rotten, salvaged] {
+        let mut whole = bad.clone();
+        let without_fault = repaired(&mut whole, RepairOptions::default());
+        let expected = contents(whole);
+        let mut refused = 0;
+        for spot in found(&bad, b"BDpg") {
+            let mut media = bad.clone();
+            let devices = media.open_options().devices;
+            let mut target = Fading { media: &mut media, spot, has_faded: false };
+            match repair(&mut target, &devices, RepairOptions::default(), &mut |_| {}) {
+                Ok(report) => {
+                    assert_eq!(report, without_fault);
+                    assert!(contents(media) == expected, "{spot:?}");
+                }
+                Err(MapperError::Device { name, problem }) => {
+                    assert!(name == "disk0" && problem.contains("repeat the repair"), "{problem}");
+                    for (device, at) in found(&bad, b"BLOCKDsb") {
+                        let copies = [&bad, &media].map(|of| &of.devices[device][at..at + PAGE]);
+                        assert!(copies[0] == copies[1], "a superblock was written");
+                    }
+                    refused += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert!(refused > 0);
     }
 }
 
