@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use blockd_mapper::entry::Entry;
 use blockd_mapper::error::MapperError;
-use blockd_mapper::format::PoolId;
 use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::format::{PoolId, VolumeName};
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::{DeviceIndex, Epoch, Lsn, PageAddress, SlotIndex, VolumeId};
 
@@ -210,6 +210,7 @@ impl Plan {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), Stopped> {
         let mut state = State::of_checkpoint(reader, self)?;
+        let records = self.find_volumes(reader, &mut state, progress)?;
         // The trees of volumes that the log deletes are in use until the new superblock counts.
         walk::volumes(reader, &state, &mut PagesOnly(&mut self.avoid))?;
         let log = state.replay(reader, self)?;
@@ -217,26 +218,63 @@ impl Plan {
         if let Some(fault) = log.broken {
             self.lose(VolumeId(0), String::new(), 0..0, format!("{fault}; changes behind it"));
         }
+        self.name_found(&mut state, &records);
+        // A tree that an old record names gets no extent that is of a sound one.
+        let mut old = state.clone();
+        old.volumes.retain(|_, view| records.contains(&view.tree));
+        state.volumes.retain(|_, view| !records.contains(&view.tree));
         walk::volumes(reader, &state, self)?;
-        if !self.catalogue_missing.is_empty() && !self.options.strict {
-            let records = self.find_records(reader, &state, progress);
-            let mut found = state.clone();
-            found.volumes.clear();
-            for record in records {
-                let text = "its record is of an older checkpoint".to_owned();
-                let name = record.name.as_str().to_owned();
-                self.salvaged.push(Lost { volume: record.id, name, range: 0..record.size, text });
-                found.volumes.insert(record.id, VolumeView::new(self.geometry, record));
-            }
-            walk::volumes(reader, &found, self)?;
-            state.volumes.extend(found.volumes);
-        }
+        walk::volumes(reader, &old, self)?;
+        state.volumes.append(&mut old.volumes);
         self.state = state;
         if !self.options.strict && !self.missing.is_empty() {
             self.find_leaves(reader, progress);
         }
         self.report_missing();
         Ok(())
+    }
+
+    /// Puts the volumes of lost catalogue pages, as far as their records are found, into the state
+    /// of the checkpoint. Returns their ids.
+    fn find_volumes(
+        &mut self,
+        reader: &mut Reader<'_>,
+        state: &mut State,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<HashSet<VolumeId>, Stopped> {
+        if self.catalogue_missing.is_empty() || self.options.strict {
+            return Ok(HashSet::new());
+        }
+        // The search leaves out the data of the volumes that are there.
+        let mut sound = Self::new(reader, self.options);
+        let mut end = state.clone();
+        end.replay(reader, &mut sound)?;
+        walk::volumes(reader, &end, &mut sound)?;
+        let (avoid, records) = sound.find_records(reader, &self.catalogue_missing, state, progress);
+        self.avoid.extend(avoid);
+        let found = records.iter().map(|record| record.id).collect();
+        let views = records.into_iter().map(|one| (one.id, VolumeView::new(self.geometry, one)));
+        state.volumes.extend(views);
+        Ok(found)
+    }
+
+    /// Reports the volumes whose records were found, and gives those a new name whose old one
+    /// another volume has by now.
+    fn name_found(&mut self, state: &mut State, found: &HashSet<VolumeId>) {
+        let others = state.volumes.iter().filter(|(id, _)| !found.contains(*id));
+        let mut names: HashSet<_> = others.map(|(_, view)| view.record.name).collect();
+        let found = state.volumes.iter_mut().filter(|(id, _)| found.contains(*id));
+        for (id, view) in found {
+            let record = &mut view.record;
+            if !names.insert(record.name)
+                && let Ok(name) = VolumeName::new(&format!("salvaged-{id}"))
+            {
+                record.name = name;
+            }
+            let text = "its record is of an older checkpoint".to_owned();
+            let name = record.name.as_str().to_owned();
+            self.salvaged.push(Lost { volume: *id, name, range: 0..record.size, text });
+        }
     }
 
     fn lose(&mut self, volume: VolumeId, name: String, range: Range<u64>, text: String) {

@@ -2,11 +2,12 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
 use blockd_mapper::format::catalogue::{VolumeRecord, decode_catalogue};
 use blockd_mapper::format::leaf_page::{LeafEntry, decode_leaf};
 use blockd_mapper::format::page::{self, PageExpect, PageKind, PageStamp};
-use blockd_mapper::format::{PageRef, Place, PoolId, Structure, VolumeName, levels_for};
+use blockd_mapper::format::{PageRef, Place, PoolId, Structure, levels_for};
 use blockd_mapper::geometry::{PAGE_BYTES, PAGE_SIZE};
 use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
@@ -82,14 +83,15 @@ pub(super) fn orphan_leaf(
 }
 
 impl Plan {
-    /// Records of lost catalogue pages: from the newest page of each that is found.
+    /// Records of lost catalogue pages, from the newest page of each that is found, and these
+    /// pages.
     pub(super) fn find_records(
-        &mut self,
+        &self,
         reader: &mut Reader<'_>,
+        missing: &[Range<u64>],
         state: &State,
         progress: &mut dyn FnMut(Progress),
-    ) -> Vec<VolumeRecord> {
-        let missing = self.catalogue_missing.clone();
+    ) -> (Vec<PageAddress>, Vec<VolumeRecord>) {
         let per_page = blockd_mapper::format::catalogue::RECORDS_PER_PAGE;
         let mut newest: BTreeMap<u64, Orphan> = BTreeMap::new();
         let wanted = |index: u64| missing.iter().any(|m| m.contains(&(index * per_page)));
@@ -98,8 +100,7 @@ impl Plan {
                 newest.insert(index, orphan);
             }
         });
-        let mut names: HashSet<_> = state.volumes.values().map(|v| v.record.name).collect();
-        let mut records = Vec::new();
+        let (mut pages, mut records) = (Vec::new(), Vec::new());
         for (index, orphan) in newest {
             let Some(page) = read(reader, orphan.address) else { continue };
             let expect = expect(self.pool_id, PageKind::Catalogue, index);
@@ -108,22 +109,13 @@ impl Plan {
             let Ok(page) = decode_catalogue(&page, &expect, geometry, &limits, place) else {
                 continue;
             };
-            self.avoid.insert(orphan.address);
-            for record in page.records().iter().flatten() {
-                let mut record = *record;
-                let known = state.volumes.contains_key(&record.id);
-                if known || record.id.0 >= state.next_volume_id {
-                    continue;
-                }
-                if !names.insert(record.name)
-                    && let Ok(name) = VolumeName::new(&format!("salvaged-{}", record.id))
-                {
-                    record.name = name;
-                }
-                records.push(record);
-            }
+            pages.push(orphan.address);
+            let fits = |record: &&VolumeRecord| {
+                !state.volumes.contains_key(&record.id) && record.id.0 < state.next_volume_id
+            };
+            records.extend(page.records().iter().flatten().filter(fits));
         }
-        records
+        (pages, records)
     }
 
     /// Leaf pages for slots that are lost.

@@ -89,6 +89,34 @@ fn repair_follows_the_log_as_far_as_it_goes() {
 }
 
 #[test]
+fn repair_replays_the_log_over_volumes_of_a_lost_catalogue_page() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let [data, other] = ["data", "other"].map(|name| rig.create(name, 8 << 20));
+    rig.control(Control::Checkpoint).unwrap();
+    rig.control(Control::Delete { volume: other }).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    let attached = rig.attach(data);
+    rig.write(&attached, 0, &[1; PAGE]).unwrap();
+    rig.flush(&attached).unwrap();
+    made(&mut rig, Control::Snapshot { source: data, name: "snap".to_owned() });
+    rig.control(Control::Rename { volume: data, name: "renamed".to_owned() }).unwrap();
+    let mut media = rig.kill();
+    let expected = contents(media.clone());
+    let (device, at) = found(&media, b"BLOCKDsb")[0];
+    let superblock = &media.devices[device][at..at + PAGE];
+    let superblock = Superblock::decode(superblock, Place::Memory).unwrap();
+    let root = usize::try_from(superblock.catalogue_root.address.0).unwrap() * PAGE;
+    media.devices[0][root + 200] ^= 1;
+    assert!(checked(&media).damaged);
+    let report = repaired(&mut media, RepairOptions::default());
+    let salvaged: Vec<_> = report.salvaged.iter().map(|part| part.name.as_str()).collect();
+    assert_eq!((salvaged, report.lost.len()), (vec!["renamed", "other"], 1), "{report:?}");
+    assert!(checked(&media).findings.is_empty());
+    let found = contents(media);
+    assert!(expected.iter().all(|volume| found.contains(volume)), "the log's changes are lost");
+}
+
+#[test]
 fn a_device_without_a_superblock_is_identified_by_elimination() {
     let mut media = closed(family(&[12 * MIB, 8 * MIB], 100 << 20));
     let expected = contents(media.clone());
