@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use blockd_mapper::format::catalogue::{VolumeRecord, decode_catalogue};
+use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord, decode_catalogue};
 use blockd_mapper::format::leaf_page::{LeafEntry, decode_leaf};
 use blockd_mapper::format::page::{self, PageExpect, PageKind, PageStamp};
 use blockd_mapper::format::{PageRef, Place, PoolId, Structure, levels_for};
@@ -154,6 +154,9 @@ impl Plan {
             *self.slots.entry(id).or_default() += 1;
             self.pages += leaf_pages(&entries);
             let mut text = format!("from a leaf page of LSN {}", best.lsn);
+            if best.tree != id.0 {
+                text.push_str(&format!(" of the tree of volume {}", best.tree));
+            }
             if dropped > 0 {
                 text.push_str(&format!(
                     "; {dropped} extent(s) of it belong to others and are lost"
@@ -170,8 +173,9 @@ impl Plan {
     }
 
     /// The pages of a slot that may be a volume's, the likeliest first: the newest of its own; the
-    /// newest that an origin had when the volume parted from it; the oldest of the family since.
-    /// Pages that others of the family wrote for themselves are left out where that is certain.
+    /// newest that an origin had when the volume parted from it; the oldest since of an origin, or
+    /// of a snapshot of it or of the volume, as the page of a leaf that several share names the
+    /// one with the lowest id. Clones beside the volume, and of it, write for themselves.
     fn candidates(&self, view: &VolumeView, pages: &[Orphan]) -> Vec<Orphan> {
         let volumes = &self.state.volumes;
         // What the log made or rolled back has the tree of another volume.
@@ -179,14 +183,15 @@ impl Plan {
         let origins = self.origins(record);
         let rank = |orphan: &Orphan| {
             let (epoch, lsn) = (orphan.epoch.0, orphan.lsn.0);
-            let is_relative = || {
-                let relative = volumes.get(&VolumeId(orphan.tree));
-                relative.is_some_and(|one| one.record.lineage == record.lineage)
+            let is_snapshot = || {
+                let of = volumes.get(&VolumeId(orphan.tree)).map(|view| &view.record);
+                let of = of.filter(|one| one.kind == VolumeKind::Snapshot).map(|one| one.origin);
+                of.is_some_and(|of| of == record.id || origins.contains_key(&of.0))
             };
             match origins.get(&orphan.tree) {
                 _ if orphan.tree == view.tree.0 => Some((2, epoch, lsn)),
                 Some(parted) if orphan.lsn < *parted => Some((1, epoch, lsn)),
-                None if orphan.lsn < record.created_lsn || !is_relative() => None,
+                None if orphan.lsn < record.created_lsn || !is_snapshot() => None,
                 _ => Some((0, u64::MAX - epoch, u64::MAX - lsn)),
             }
         };

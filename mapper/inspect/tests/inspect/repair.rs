@@ -287,6 +287,36 @@ fn repair_gives_a_clone_no_page_that_another_of_its_family_wrote_for_itself() {
     }
 }
 
+#[test]
+fn repair_gives_a_clone_no_page_of_a_clone_beside_it() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let base = rig.create("base", 3 * SPAN);
+    let attached = rig.attach(base);
+    rig.write(&attached, 0, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.worker.detach(attached);
+    let source = made(&mut rig, Control::Snapshot { source: base, name: "snap".to_owned() });
+    let [clone, other] = ["clone", "other"]
+        .map(|name| made(&mut rig, Control::Clone { source, name: name.to_owned(), size: None }));
+    let written = rig.attach(other);
+    rig.write(&written, SPAN, &[9; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.worker.detach(written);
+    let mut media = closed(rig);
+    let expected = contents(media.clone());
+    for volume in [base, clone] {
+        let mut media = media.clone();
+        damage_index(&mut media, volume);
+        repaired(&mut media, RepairOptions::default());
+        assert!(contents(media) == expected, "{volume}");
+    }
+    // It is named where a page is of another volume's tree.
+    damage_index(&mut media, clone);
+    let report = repaired(&mut media, RepairOptions::default());
+    let [part] = &report.salvaged[..] else { panic!("{report:?}") };
+    assert!(part.text.ends_with("of the tree of volume 1"), "{}", part.text);
+}
+
 /// The clone of a clone, as made by a backup of a restored volume: its origin is a snapshot that
 /// is deleted, and no longer names the volume whose pages the clone has.
 #[test]
