@@ -250,7 +250,8 @@ impl Plan {
                     let Some(stamp) = stamp(page, kind, self.pool_id) else { continue };
                     now.pages += 1;
                     let PageStamp { index, tree, lsn, epoch, .. } = stamp;
-                    if lsn <= superblock.checkpoint_lsn {
+                    // Pages of a restore or repair that did not end have a later epoch.
+                    if lsn <= superblock.checkpoint_lsn && epoch <= superblock.epoch {
                         each(index, Orphan { address, tree, lsn, epoch });
                     }
                 }

@@ -14,7 +14,7 @@ use super::common::{Media, POOL, Rig};
 use super::differences;
 use super::tools::{
     Cut, Fading, MIB, PAGE, SPAN, Target, checked, closed, contents, dumped, family, found, made,
-    repaired, restored,
+    repaired, restored, scanned,
 };
 
 #[test]
@@ -256,6 +256,32 @@ fn repair_does_not_take_the_page_of_a_checkpoint_that_never_ended_for_a_newer_on
         let offset = at + extents as u64 * extent;
         assert!(rig.read(&volume, offset, PAGE) == [byte; PAGE], "extent {extents}");
     }
+}
+
+#[test]
+fn repair_takes_no_page_of_a_restore_that_did_not_end() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let id = rig.create("v", 8 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    let (text, _) = dumped(&rig.media);
+    rig.write(&volume, 1 << 20, &[2; PAGE]).unwrap();
+    rig.worker.detach(volume);
+    let mut media = closed(rig);
+    let expected = contents(media.clone());
+    let plan = scanned(&text).unwrap();
+    let devices = media.open_options().devices;
+    let mut target = Cut { media: &mut media, left: 2 };
+    let found = plan.target(&mut target, &devices).unwrap();
+    let mut restoring = plan.begin(&mut target, found).unwrap();
+    let all = text.lines().try_for_each(|line| restoring.line(line));
+    assert!(all.and_then(|()| restoring.finish().map(|_| ())).is_err(), "it was not cut off");
+    assert!(contents(media.clone()) == expected);
+    damage_index(&mut media, id);
+    let report = repaired(&mut media, RepairOptions::default());
+    assert_eq!((report.salvaged.len(), report.lost), (1, vec![]));
+    assert!(contents(media) == expected);
 }
 
 #[test]
