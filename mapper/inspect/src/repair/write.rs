@@ -190,7 +190,8 @@ impl Plan {
             next_volume_id: self.next_volume_id(lost),
             ..old.clone()
         };
-        let source = PageSource::new(&superblock, &self.owners, &self.avoid, self.pages())?;
+        let source =
+            PageSource::reserve_first(&superblock, &self.owners, &self.avoid, self.pages())?;
         // The old tree is read; the new one is written elsewhere.
         let shared = RefCell::new(media);
         let [mut first, mut second, mut third] =

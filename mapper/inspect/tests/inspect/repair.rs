@@ -70,6 +70,24 @@ fn repair_keeps_sound_structures_and_names_lost_ones() {
 }
 
 #[test]
+fn repair_writes_to_no_extent_that_may_be_of_a_lost_leaf() {
+    let mut media = closed(family(&[16 * MIB], 100 << 20));
+    damage_index(&mut media, VolumeId(1));
+    let before = media.devices[0].clone();
+    let superblock = Superblock::decode(&before[..PAGE], Place::Memory).unwrap();
+    let report = repaired(&mut media, RepairOptions { strict: true, ..RepairOptions::default() });
+    assert!(!report.lost.is_empty());
+    let size = usize::try_from(superblock.extent_size).unwrap();
+    let first = usize::try_from(superblock.reserve_start.0).unwrap();
+    let reserve = first..first + usize::try_from(superblock.reserve_extents).unwrap();
+    let last = before.len() / size - 1;
+    for (extent, (was, is)) in before.chunks(size).zip(media.devices[0].chunks(size)).enumerate() {
+        let is_kept = extent == 0 || extent == last || reserve.contains(&extent);
+        assert!(is_kept || was == is, "extent {extent} was written");
+    }
+}
+
+#[test]
 fn repair_follows_the_log_as_far_as_it_goes() {
     let media = family(&[16 * MIB], 100 << 20).kill();
     let mut repairs = 0;
