@@ -33,6 +33,8 @@ pub struct RepairOptions {
     pub dry_run: bool,
     /// Look for nothing: data that is not proven to be the last state reads as zeroes.
     pub strict: bool,
+    /// Take a device without a superblock for the one that is missing.
+    pub force: bool,
 }
 
 /// The result of a repair.
@@ -49,6 +51,8 @@ pub struct RepairReport {
     /// The ranges that were found by the header of their page alone: they may be older than the
     /// lost ones.
     pub salvaged: Vec<Lost>,
+    /// The name of a device without a superblock, which is taken for the one that is missing.
+    pub identified: Option<String>,
 }
 
 /// Repairs a pool. One that is sound is left alone.
@@ -58,51 +62,63 @@ pub fn repair(
     options: RepairOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<RepairReport, MapperError> {
-    let (superblock, handles) = superblock(media, devices)?;
+    let Known { superblock, handles, guessed } = known(media, devices)?;
     if superblock.unknown_ro_compat() != 0 {
         return Err(MapperError::Unsupported { features: superblock.unknown_ro_compat() });
     }
-    let mut plan = {
+    let name = |at: usize| devices.get(usize::from(handles[at])).map(|device| device.name.clone());
+    let identified = guessed.and_then(name);
+    if let Some(name) = identified.clone().filter(|_| !options.force && !options.dry_run) {
+        let problem = "has no superblock: --force takes it for the pool's missing device, and \
+                       writes to it";
+        return Err(MapperError::Device { name, problem: problem.to_owned() });
+    }
+    let mut report = RepairReport { identified, ..RepairReport::default() };
+    let plan = {
         let mut reader = Reader::with(media, superblock.clone(), handles.clone())?;
-        let report = &mut |now| {
+        let found = check(&mut reader, &mut |now| {
             progress(now);
             Ok(())
-        };
-        let found = check(&mut reader, report)?;
-        if !found.damaged {
-            let volumes = found.volumes + found.snapshots;
-            return Ok(RepairReport { volumes, ..RepairReport::default() });
+        })?;
+        report.volumes = found.volumes + found.snapshots;
+        report.damaged = found.damaged || guessed.is_some();
+        match found.damaged {
+            true => Some(Plan::made(&mut reader, options, progress)?),
+            false => None,
         }
-        let stopped = |_| MapperError::Internal("the repair was stopped");
-        let mut plan = Plan::new(&reader, options);
-        plan.collect(&mut reader, progress).map_err(stopped)?;
-        plan
     };
-    let mut report = RepairReport {
-        damaged: true,
-        changed: false,
-        volumes: plan.state.volumes.len() as u64,
-        lost: std::mem::take(&mut plan.lost),
-        salvaged: std::mem::take(&mut plan.salvaged),
-    };
-    if !options.dry_run {
-        plan.write(media, devices, &superblock, &handles, !report.lost.is_empty())?;
-        report.changed = true;
+    report.changed = report.damaged && !options.dry_run;
+    if let Some(mut plan) = plan {
+        report.volumes = plan.state.volumes.len() as u64;
+        report.lost = std::mem::take(&mut plan.lost);
+        report.salvaged = std::mem::take(&mut plan.salvaged);
+        if report.changed {
+            plan.write(media, devices, &superblock, &handles, !report.lost.is_empty())?;
+        }
+    } else if let Some(at) = guessed.filter(|_| report.changed) {
+        write::copies(media, &superblock, at, &handles)?;
     }
     Ok(report)
 }
 
+/// The superblock that counts, and the devices that it names.
+struct Known {
+    superblock: Superblock,
+    /// The reader's number of each device of the table.
+    handles: Vec<u8>,
+    /// The place in the table of a device that has no superblock: by elimination.
+    guessed: Option<usize>,
+}
+
 /// The superblock that counts. A device that has none any more is known where only one place of
 /// the table is left for it.
-fn superblock(
-    media: &mut dyn MediaMut,
-    devices: &[PresentDevice],
-) -> Result<(Superblock, Vec<u8>), MapperError> {
+fn known(media: &mut dyn MediaMut, devices: &[PresentDevice]) -> Result<Known, MapperError> {
     let refused = match Reader::open(media, devices) {
         Ok(reader) => {
             let count = reader.superblock().devices.as_slice().len();
             let handles = (0..count).map(|device| reader.handle(device).0).collect();
-            return Ok((reader.superblock().clone(), handles));
+            let superblock = reader.superblock().clone();
+            return Ok(Known { superblock, handles, guessed: None });
         }
         // Structures that this build cannot read are not lost: they must not be overwritten.
         Err(MapperError::Format(error)) if error.is_unsupported() => return Err(error.into()),
@@ -135,12 +151,13 @@ fn superblock(
     let is_missing = |at: &usize| handles[*at].is_none() && table[*at].is_present();
     let missing: Vec<_> = (0..table.len()).filter(is_missing).collect();
     let size = devices.get(usize::from(*silent)).map_or(0, |device| device.size);
-    match missing.as_slice() {
-        [at] if size >= table[*at].size => handles[*at] = Some(*silent),
+    let guessed = match missing.as_slice() {
+        [at] if size >= table[*at].size => *at,
         _ => return Err(refused),
-    }
+    };
+    handles[guessed] = Some(*silent);
     let handles = handles.into_iter().map(|handle| handle.unwrap_or(u8::MAX)).collect();
-    Ok((newest, handles))
+    Ok(Known { superblock: newest, handles, guessed: Some(guessed) })
 }
 
 /// A page found by its header.
@@ -201,6 +218,18 @@ impl Plan {
             span: geometry.leaf_span(),
             geometry,
         }
+    }
+
+    /// The plan for what a pool has.
+    fn made(
+        reader: &mut Reader<'_>,
+        options: RepairOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self, MapperError> {
+        let stopped = |_| MapperError::Internal("the repair was stopped");
+        let mut plan = Self::new(reader, options);
+        plan.collect(reader, progress).map_err(stopped)?;
+        Ok(plan)
     }
 
     /// Everything that is sound, then the parts of the rest that can be found.

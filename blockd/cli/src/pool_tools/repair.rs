@@ -30,6 +30,10 @@ pub(crate) struct Repair {
     #[arg(long)]
     strict: bool,
 
+    /// Take a path without a superblock for the pool's missing device, and write to it
+    #[arg(long)]
+    force: bool,
+
     #[command(flatten)]
     claim: ClaimWait,
 }
@@ -42,6 +46,7 @@ struct Repaired {
     volumes: u64,
     lost: Vec<LostShape>,
     salvaged: Vec<LostShape>,
+    identified: Option<String>,
 }
 
 impl Repair {
@@ -51,7 +56,8 @@ impl Repair {
             false => self.devices.open_to_write(self.claim)?,
         };
         let present = devices.present().to_vec();
-        let options = RepairOptions { dry_run: self.dry_run, strict: self.strict };
+        let options =
+            RepairOptions { dry_run: self.dry_run, strict: self.strict, force: self.force };
         let steps = Steps::shown("repair", !context.output.is_json());
         let report = repair(&mut devices, &present, options, &mut |now| {
             steps.at(now.volumes, now.of, now.pages);
@@ -65,12 +71,18 @@ impl Repair {
             volumes: report.volumes,
             lost: shapes(&report.lost),
             salvaged: shapes(&report.salvaged),
+            identified: report.identified.clone(),
         };
         context.output.either(&repaired, || {
             if !report.damaged {
                 return "the pool is sound: there is nothing to repair\n".to_owned();
             }
             let mut text = String::new();
+            if let Some(path) = &report.identified {
+                text.push_str(&format!(
+                    "{path} has no superblock, and is taken for the missing device\n"
+                ));
+            }
             for lost in &report.lost {
                 text.push_str(&format!("{}\n", lost_text("lost", lost)));
             }

@@ -6,9 +6,10 @@ use std::ops::Range;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::catalogue::VolumeRecord;
-use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::format::superblock::{Superblock, copy_offsets};
 use blockd_mapper::format::{Labels, PageRef, Place, Structure};
-use blockd_mapper::io::IoError;
+use blockd_mapper::geometry::Geometry;
+use blockd_mapper::io::{IoError, Page};
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::{DeviceIndex, SlotIndex, VolumeId};
 
@@ -160,6 +161,26 @@ impl Visitor for Writer<'_, '_> {
         }
         Ok(())
     }
+}
+
+/// Writes the superblock, as it is, to a device that has none.
+pub(super) fn copies(
+    media: &mut dyn MediaMut,
+    superblock: &Superblock,
+    at: usize,
+    handles: &[u8],
+) -> Result<(), MapperError> {
+    let this_device = DeviceIndex(u8::try_from(at).unwrap_or(u8::MAX));
+    let mut page = Page::zeroed();
+    Superblock { this_device, ..superblock.clone() }.encode(&mut page);
+    let geometry = Geometry::new(superblock.extent_size)?;
+    let offsets = copy_offsets(geometry, superblock.devices.as_slice()[at].extents);
+    let device = handles[at];
+    let failed = |operation| move |error| MapperError::Io { operation, device, error };
+    for offset in offsets.first_pair.into_iter().chain(offsets.second_pair) {
+        media.write(DeviceIndex(device), offset, &page.0).map_err(failed("write"))?;
+    }
+    media.flush(DeviceIndex(device)).map_err(failed("flush"))
 }
 
 impl Plan {

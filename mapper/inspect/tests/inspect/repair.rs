@@ -42,11 +42,11 @@ fn repair_keeps_sound_structures_and_names_lost_ones() {
                     if !checked(&bad).damaged {
                         continue;
                     }
-                    let dry = RepairOptions { dry_run: true, strict };
+                    let dry = RepairOptions { dry_run: true, strict, ..RepairOptions::default() };
                     let before = bad.devices.clone();
                     let would = repaired(&mut bad, dry);
                     assert!(bad.devices == before, "a dry run writes nothing");
-                    let options = RepairOptions { dry_run: false, strict };
+                    let options = RepairOptions { strict, ..RepairOptions::default() };
                     let report = repaired(&mut bad, options);
                     assert!(report.changed, "{report:?}");
                     assert_eq!((&report.lost, &report.salvaged), (&would.lost, &would.salvaged));
@@ -135,17 +135,37 @@ fn repair_replays_the_log_over_volumes_of_a_lost_catalogue_page() {
 }
 
 #[test]
-fn a_device_without_a_superblock_is_identified_by_elimination() {
-    let mut media = closed(family(&[12 * MIB, 8 * MIB], 100 << 20));
-    let expected = contents(media.clone());
-    for (device, at) in found(&media, b"BLOCKDsb").into_iter().filter(|spot| spot.0 == 1) {
-        media.devices[device][at..at + PAGE].fill(0);
+fn a_device_without_a_superblock_is_identified_by_elimination_where_that_is_asked_for() {
+    for is_clean in [true, false] {
+        let rig = family(&[12 * MIB, 8 * MIB], 100 << 20);
+        let mut media = if is_clean { closed(rig) } else { rig.kill() };
+        let expected = contents(media.clone());
+        let copies = found(&media, b"BLOCKDsb").into_iter().filter(|spot| spot.0 == 1);
+        for (device, at) in copies.collect::<Vec<_>>() {
+            media.devices[device][at..at + PAGE].fill(0);
+        }
+        assert!(Rig::open(media.clone()).is_err());
+        // Any disk that is as large looks like it.
+        let before = media.devices.clone();
+        let devices = media.open_options().devices;
+        let mut target = Target(&mut media);
+        let refused = repair(&mut target, &devices, RepairOptions::default(), &mut |_| {});
+        let Err(MapperError::Device { name, problem }) = refused else { panic!("{refused:?}") };
+        assert!(name == "disk1" && problem.contains("--force"), "{problem}");
+        let options = RepairOptions { dry_run: true, ..RepairOptions::default() };
+        let would = repaired(&mut media, options);
+        assert!(media.devices == before, "a disk that may be another's was written");
+        let options = RepairOptions { force: true, ..RepairOptions::default() };
+        let report = repaired(&mut media, options);
+        assert!(would.damaged && !would.changed && report.damaged && report.changed, "{report:?}");
+        for report in [&would, &report] {
+            assert_eq!(report.identified.as_deref(), Some("disk1"));
+            assert!(report.lost.is_empty() && report.salvaged.is_empty(), "{report:?}");
+        }
+        let after = checked(&media);
+        assert!(after.findings.is_empty() && after.clean == is_clean, "{after:?}");
+        assert!(contents(media) == expected, "{is_clean}");
     }
-    assert!(Rig::open(media.clone()).is_err());
-    let report = repaired(&mut media, RepairOptions::default());
-    assert!(report.changed && report.lost.is_empty(), "{report:?}");
-    assert!(checked(&media).findings.is_empty());
-    assert!(contents(media) == expected);
 }
 
 #[test]
