@@ -176,6 +176,28 @@ fn the_owner_of_a_place_on_the_disk_is_reported() {
 }
 
 #[test]
+fn the_delta_ring_of_a_killed_daemon_is_dropped_by_a_repair_only_where_that_is_accepted() {
+    let (mut daemon, pool) = with_data();
+    let path = pool.to_str().unwrap();
+    assert!(daemon.terminate().success());
+    daemon.start_again();
+    daemon.kill();
+    let file = std::fs::File::options().write(true).open(&pool).unwrap();
+    let bytes = std::fs::read(&pool).unwrap();
+    let pages = (0..bytes.len()).step_by(4096).filter(|&at| bytes[at..].starts_with(b"BDpg\x01"));
+    for at in pages {
+        file.write_all_at(&[0; 4096], at as u64).unwrap();
+    }
+    let would = daemon.json(&["pool", "repair", "--dry-run", path]);
+    assert_eq!((&would["damaged"], &would["drops_ring"]), (&true.into(), &true.into()));
+    let (code, error) = daemon.failure(&["pool", "repair", path]);
+    assert!(code == 7 && error.contains("else pass --accept-loss"), "{code} {error}");
+    let text = daemon.ok(&["pool", "repair", "--accept-loss", path]);
+    assert!(text.starts_with("lost: answered writes in the delta ring"), "{text}");
+    assert!(daemon.ok(&["pool", "check", path]).ends_with("sound\n"));
+}
+
+#[test]
 fn the_log_is_shown_and_emptied() {
     let (mut daemon, pool) = with_data();
     let path = pool.to_str().unwrap();

@@ -35,6 +35,11 @@ pub struct RepairOptions {
     pub strict: bool,
     /// Take a device without a superblock for the one that is missing.
     pub force: bool,
+    /// This boot of the host, where it has delta rings: that of a pool that was open in it may hold
+    /// answered writes, and a repair drops it.
+    pub boot_id: Option<[u8; 16]>,
+    /// Repair such a pool, too.
+    pub accept_loss: bool,
 }
 
 /// The result of a repair.
@@ -53,6 +58,8 @@ pub struct RepairReport {
     pub salvaged: Vec<Lost>,
     /// The name of a device without a superblock, which is taken for the one that is missing.
     pub identified: Option<String>,
+    /// Answered writes of this boot that were not flushed are lost, as the delta ring is not read.
+    pub drops_ring: bool,
 }
 
 /// Repairs a pool. One that is sound is left alone.
@@ -88,6 +95,13 @@ pub fn repair(
         }
     };
     report.changed = report.damaged && !options.dry_run;
+    report.drops_ring =
+        plan.is_some() && !superblock.clean && options.boot_id == Some(superblock.boot_id);
+    if report.drops_ring && report.changed && !options.accept_loss {
+        let problem = "a repair drops the delta ring: start the daemon, or use `blockd journal \
+                       replay`, if one of them can open the pool, else pass --accept-loss";
+        return Err(MapperError::RingLost { problem: problem.to_owned() });
+    }
     if let Some(mut plan) = plan {
         report.volumes = plan.state.volumes.len() as u64;
         report.lost = std::mem::take(&mut plan.lost);

@@ -10,7 +10,7 @@ use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::{IoOp, Page};
 use blockd_mapper::units::{Epoch, SlotIndex, VolumeId};
 
-use super::common::{Media, POOL, Rig};
+use super::common::{BOOT, Media, POOL, Rig};
 use super::differences;
 use super::tools::{
     Cut, Fading, MIB, PAGE, SPAN, Target, checked, closed, contents, dumped, family, found, made,
@@ -67,6 +67,27 @@ fn repair_keeps_sound_structures_and_names_lost_ones() {
         }
     }
     assert!(losses[0] < losses[1], "looking for pages brings something back: {losses:?}");
+}
+
+#[test]
+fn repair_drops_the_delta_ring_of_this_boot_only_where_that_loss_is_accepted() {
+    let mut media = family(&[16 * MIB], 100 << 20).kill();
+    damage_index(&mut media, VolumeId(1));
+    let before = media.devices.clone();
+    let here = RepairOptions { boot_id: Some(BOOT), ..RepairOptions::default() };
+    let would = repaired(&mut media, RepairOptions { dry_run: true, ..here });
+    assert!(would.damaged && would.drops_ring, "{would:?}");
+    let devices = media.open_options().devices;
+    let refused = repair(&mut Target(&mut media), &devices, here, &mut |_| {});
+    assert!(matches!(refused, Err(MapperError::RingLost { .. })), "{refused:?}");
+    assert!(media.devices == before, "something was written");
+    // The memory of another boot is gone.
+    for options in [RepairOptions { accept_loss: true, ..here }, RepairOptions::default()] {
+        let mut media = media.clone();
+        let report = repaired(&mut media, options);
+        assert!(report.changed && report.drops_ring == options.accept_loss, "{report:?}");
+        assert!(checked(&media).clean);
+    }
 }
 
 #[test]
