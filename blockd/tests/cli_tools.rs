@@ -176,6 +176,53 @@ fn the_owner_of_a_place_on_the_disk_is_reported() {
 }
 
 #[test]
+fn the_delta_ring_of_a_killed_daemon_is_dropped_by_a_repair_only_where_that_is_accepted() {
+    let (mut daemon, pool) = with_data();
+    let path = pool.to_str().unwrap();
+    assert!(daemon.terminate().success());
+    daemon.start_again();
+    daemon.kill();
+    let file = std::fs::File::options().write(true).open(&pool).unwrap();
+    let bytes = std::fs::read(&pool).unwrap();
+    let pages = (0..bytes.len()).step_by(4096).filter(|&at| bytes[at..].starts_with(b"BDpg\x01"));
+    for at in pages {
+        file.write_all_at(&[0; 4096], at as u64).unwrap();
+    }
+    let would = daemon.json(&["pool", "repair", "--dry-run", path]);
+    assert_eq!((&would["damaged"], &would["drops_ring"]), (&true.into(), &true.into()));
+    let (code, error) = daemon.failure(&["pool", "repair", path]);
+    assert!(code == 7 && error.contains("else pass --accept-loss"), "{code} {error}");
+    let text = daemon.ok(&["pool", "repair", "--accept-loss", path]);
+    assert!(text.starts_with("lost: answered writes in the delta ring"), "{text}");
+    assert!(daemon.ok(&["pool", "check", path]).ends_with("sound\n"));
+}
+
+#[test]
+fn a_place_without_a_known_owner_is_called_free_only_where_all_changes_were_read() {
+    let (mut daemon, pool) = with_data();
+    let path = pool.to_str().unwrap();
+    let rmap = ["pool", "rmap", "--offset", "200M", path];
+    assert!(daemon.terminate().success());
+    assert_eq!(daemon.ok(&rmap), "free\n");
+    daemon.start_again();
+    daemon.kill();
+    let text = daemon.ok(&rmap);
+    assert!(text.starts_with("no known owner: the pool was not closed in order"), "{text}");
+    daemon.start_again();
+    assert!(daemon.terminate().success());
+    let file = std::fs::File::options().write(true).open(&pool).unwrap();
+    let bytes = std::fs::read(&pool).unwrap();
+    let pages = (0..bytes.len()).step_by(4096).filter(|&at| bytes[at..].starts_with(b"BDpg\x01"));
+    for at in pages {
+        file.write_all_at(&[0; 4096], at as u64).unwrap();
+    }
+    let output = daemon.run(&rmap);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("no known owner: a part of the metadata"), "{text}");
+    assert_eq!(output.status.code(), Some(10));
+}
+
+#[test]
 fn the_log_is_shown_and_emptied() {
     let (mut daemon, pool) = with_data();
     let path = pool.to_str().unwrap();

@@ -23,8 +23,9 @@ pub const MAX_FINDINGS: usize = 10_000;
 pub enum Severity {
     /// A state that a crash may leave.
     Note,
-    /// A state without loss that the next open corrects, but that no crash leaves. A repair would
-    /// do more harm than good; check the disk.
+    /// A state that no crash leaves, and that does not keep the pool from being opened: the next
+    /// open corrects it, or goes on without labels that are lost. A repair would do more harm than
+    /// good; check the disk.
     Warning,
     /// Data is lost, or a rule is broken.
     Damage,
@@ -94,7 +95,7 @@ pub fn check(
 ) -> Result<Report, MapperError> {
     let stopped = |_| MapperError::Internal("the check was stopped");
     let mut checker = Checker::new(reader, progress);
-    checker.superblocks(reader, false);
+    checker.superblocks(reader);
     let mut state = State::of_checkpoint(reader, &mut checker).map_err(stopped)?;
     let next_id = state.next_volume_id;
     let log = if reader.superblock().clean {
@@ -129,7 +130,8 @@ pub fn check_checkpoint(
 ) -> Result<Report, MapperError> {
     let stopped = |_| MapperError::Internal("the check was stopped");
     let mut checker = Checker::new(reader, progress);
-    checker.superblocks(reader, true);
+    checker.is_served = true;
+    checker.superblocks(reader);
     let state = State::of_checkpoint(reader, &mut checker).map_err(stopped)?;
     checker.of = state.volumes.len() as u64;
     checker.state(&state, state.next_volume_id).map_err(stopped)?;
@@ -141,6 +143,8 @@ pub fn check_checkpoint(
 struct Checker<'p> {
     geometry: Geometry,
     clean: bool,
+    /// A daemon has the pool open.
+    is_served: bool,
     owners: Owners,
     /// Where each leaf ends in its volume, and its lineage, by its number.
     leaves: Vec<(u64, VolumeId)>,
@@ -163,6 +167,7 @@ impl<'p> Checker<'p> {
         Self {
             geometry: reader.geometry(),
             clean: reader.superblock().clean,
+            is_served: false,
             owners: Owners::new(reader.superblock()),
             leaves: Vec::new(),
             references: 0,
@@ -207,7 +212,8 @@ impl<'p> Checker<'p> {
         self.findings.push(Finding { severity, kind, volume: id, name, range, text });
     }
 
-    fn superblocks(&mut self, reader: &mut Reader<'_>, is_served: bool) {
+    fn superblocks(&mut self, reader: &mut Reader<'_>) {
+        let is_served = self.is_served;
         let unknown = reader.superblock().unknown_ro_compat();
         if unknown != 0 {
             let text = format!("features {unknown:#x} are unknown to this build: read-only for it");
@@ -398,7 +404,10 @@ impl Visitor for Checker<'_> {
         fault: &Fault,
     ) -> Result<(), Stopped> {
         let text = lost_labels(volume, &places, fault);
-        self.finding(Severity::Damage, "labels", volume, None, text);
+        // A daemon opens the pool without them. A repair would drop the delta ring.
+        let is_settled = self.clean || self.is_served;
+        let severity = if is_settled { Severity::Damage } else { Severity::Warning };
+        self.finding(severity, "labels", volume, None, text);
         Ok(())
     }
 

@@ -31,6 +31,15 @@ impl Fault {
         }
     }
 
+    /// Returns where the structure was expected.
+    #[must_use]
+    pub const fn place(&self) -> Place {
+        match self {
+            Self::Format(error) => error.place,
+            Self::Io { place, .. } => *place,
+        }
+    }
+
     /// Whether a later version wrote it, so that it isn't damage.
     #[must_use]
     pub const fn is_unsupported(&self) -> bool {

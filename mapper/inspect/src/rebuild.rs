@@ -38,8 +38,6 @@ pub(crate) struct PageSource {
 impl PageSource {
     /// Sets `count` pages aside: in whole free extents first, then in the run kept for metadata,
     /// and never on one of `avoid`, nor in an extent that has one of them unless it is of that run.
-    /// From the end of the pool on: extents that seem free because their leaf is lost lie further
-    /// in front, where a dump from before the damage still finds it.
     pub(crate) fn new(
         superblock: &Superblock,
         owners: &Owners,
@@ -47,30 +45,33 @@ impl PageSource {
         count: u64,
     ) -> Result<Self, MapperError> {
         let geometry = Geometry::new(superblock.extent_size)?;
-        let busy: HashSet<_> = avoid.iter().map(|page| geometry.page_place(*page).0).collect();
-        let mut free = Vec::new();
-        let room = |free: &Vec<_>| free.len() as u64 >= count;
-        'all: for device in superblock.devices.as_slice().iter().rev() {
-            let extents = device.first.0..device.first.0 + device.extents;
-            for extent in extents.rev().map(PhysicalExtent) {
-                if room(&free) {
-                    break 'all;
-                }
-                if owners.get(extent) == Some(Owner::Free) && !busy.contains(&extent) {
-                    let pages = 0..geometry.pages_per_extent();
-                    free.extend(pages.map(|page| geometry.page_address(extent, page)));
-                }
-            }
-        }
-        let first = superblock.reserve_start.0;
-        for extent in (first..first + u64::from(superblock.reserve_extents)).map(PhysicalExtent) {
-            if room(&free) {
-                break;
-            }
-            let pages = (0..geometry.pages_per_extent()).map(|p| geometry.page_address(extent, p));
-            free.extend(pages.filter(|page| !avoid.contains(page)));
-        }
-        if !room(&free) {
+        let free = free_pages(superblock, geometry, owners, avoid);
+        let reserve = reserve_pages(superblock, geometry, avoid);
+        Self::of(geometry, free.chain(reserve), count)
+    }
+
+    /// The same for a pool of which a part is lost: in the run kept for metadata first, as extents
+    /// of a lost leaf, or of changes behind a broken log, seem free.
+    pub(crate) fn reserve_first(
+        superblock: &Superblock,
+        owners: &Owners,
+        avoid: &HashSet<PageAddress>,
+        count: u64,
+    ) -> Result<Self, MapperError> {
+        let geometry = Geometry::new(superblock.extent_size)?;
+        let free = free_pages(superblock, geometry, owners, avoid);
+        let reserve = reserve_pages(superblock, geometry, avoid);
+        Self::of(geometry, reserve.chain(free), count)
+    }
+
+    fn of(
+        geometry: Geometry,
+        pages: impl Iterator<Item = PageAddress>,
+        count: u64,
+    ) -> Result<Self, MapperError> {
+        let most = usize::try_from(count).unwrap_or(usize::MAX);
+        let mut free: Vec<_> = pages.take(most).collect();
+        if (free.len() as u64) < count {
             let free = free.len() as u64 * PAGE_BYTES;
             return Err(MapperError::NoSpace { needed: count * PAGE_BYTES, free });
         }
@@ -81,6 +82,40 @@ impl PageSource {
     fn take(&mut self) -> Result<PageAddress, MapperError> {
         self.free.pop().ok_or(MapperError::Internal("more metadata than was counted"))
     }
+}
+
+/// The pages of free extents, from the end of the pool on: extents that seem free because their
+/// leaf is lost lie further in front, where a dump from before the damage still finds them.
+fn free_pages(
+    superblock: &Superblock,
+    geometry: Geometry,
+    owners: &Owners,
+    avoid: &HashSet<PageAddress>,
+) -> impl Iterator<Item = PageAddress> {
+    let busy: HashSet<_> = avoid.iter().map(|page| geometry.page_place(*page).0).collect();
+    let devices = superblock.devices.as_slice().iter().rev();
+    let extents = devices.flat_map(|device| {
+        (device.first.0..device.first.0 + device.extents).rev().map(PhysicalExtent)
+    });
+    let free = extents
+        .filter(move |extent| owners.get(*extent) == Some(Owner::Free) && !busy.contains(extent));
+    free.flat_map(move |extent| pages_of(geometry, extent))
+}
+
+/// The pages of the run kept for metadata.
+fn reserve_pages(
+    superblock: &Superblock,
+    geometry: Geometry,
+    avoid: &HashSet<PageAddress>,
+) -> impl Iterator<Item = PageAddress> {
+    let first = superblock.reserve_start.0;
+    let extents = (first..first + u64::from(superblock.reserve_extents)).map(PhysicalExtent);
+    let pages = extents.flat_map(move |extent| pages_of(geometry, extent));
+    pages.filter(move |page| !avoid.contains(page))
+}
+
+fn pages_of(geometry: Geometry, extent: PhysicalExtent) -> impl Iterator<Item = PageAddress> {
+    (0..geometry.pages_per_extent()).map(move |page| geometry.page_address(extent, page))
 }
 
 /// The tree above some pages, filled from left to right.

@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use blockd_mapper::entry::Entry;
 use blockd_mapper::error::MapperError;
-use blockd_mapper::format::PoolId;
 use blockd_mapper::format::superblock::Superblock;
+use blockd_mapper::format::{PoolId, VolumeName};
 use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::{DeviceIndex, Epoch, Lsn, PageAddress, SlotIndex, VolumeId};
 
@@ -33,6 +33,13 @@ pub struct RepairOptions {
     pub dry_run: bool,
     /// Look for nothing: data that is not proven to be the last state reads as zeroes.
     pub strict: bool,
+    /// Take a device without a superblock for the one that is missing.
+    pub force: bool,
+    /// This boot of the host, where it has delta rings: that of a pool that was open in it may hold
+    /// answered writes, and a repair drops it.
+    pub boot_id: Option<[u8; 16]>,
+    /// Repair such a pool, too.
+    pub accept_loss: bool,
 }
 
 /// The result of a repair.
@@ -49,6 +56,10 @@ pub struct RepairReport {
     /// The ranges that were found by the header of their page alone: they may be older than the
     /// lost ones.
     pub salvaged: Vec<Lost>,
+    /// The name of a device without a superblock, which is taken for the one that is missing.
+    pub identified: Option<String>,
+    /// Answered writes of this boot that were not flushed are lost, as the delta ring is not read.
+    pub drops_ring: bool,
 }
 
 /// Repairs a pool. One that is sound is left alone.
@@ -58,51 +69,70 @@ pub fn repair(
     options: RepairOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<RepairReport, MapperError> {
-    let (superblock, handles) = superblock(media, devices)?;
+    let Known { superblock, handles, guessed } = known(media, devices)?;
     if superblock.unknown_ro_compat() != 0 {
         return Err(MapperError::Unsupported { features: superblock.unknown_ro_compat() });
     }
-    let mut plan = {
+    let name = |at: usize| devices.get(usize::from(handles[at])).map(|device| device.name.clone());
+    let identified = guessed.and_then(name);
+    if let Some(name) = identified.clone().filter(|_| !options.force && !options.dry_run) {
+        let problem = "has no superblock: --force takes it for the pool's missing device, and \
+                       writes to it";
+        return Err(MapperError::Device { name, problem: problem.to_owned() });
+    }
+    let mut report = RepairReport { identified, ..RepairReport::default() };
+    let plan = {
         let mut reader = Reader::with(media, superblock.clone(), handles.clone())?;
-        let report = &mut |now| {
+        let found = check(&mut reader, &mut |now| {
             progress(now);
             Ok(())
-        };
-        let found = check(&mut reader, report)?;
-        if !found.damaged {
-            let volumes = found.volumes + found.snapshots;
-            return Ok(RepairReport { volumes, ..RepairReport::default() });
+        })?;
+        report.volumes = found.volumes + found.snapshots;
+        report.damaged = found.damaged || guessed.is_some();
+        match found.damaged {
+            true => Some(Plan::made(&mut reader, options, progress)?),
+            false => None,
         }
-        let stopped = |_| MapperError::Internal("the repair was stopped");
-        let mut plan = Plan::new(&reader, options);
-        plan.collect(&mut reader, progress).map_err(stopped)?;
-        plan
     };
-    let mut report = RepairReport {
-        damaged: true,
-        changed: false,
-        volumes: plan.state.volumes.len() as u64,
-        lost: std::mem::take(&mut plan.lost),
-        salvaged: std::mem::take(&mut plan.salvaged),
-    };
-    if !options.dry_run {
-        plan.write(media, &superblock, &handles, !report.lost.is_empty())?;
-        report.changed = true;
+    report.changed = report.damaged && !options.dry_run;
+    report.drops_ring =
+        plan.is_some() && !superblock.clean && options.boot_id == Some(superblock.boot_id);
+    if report.drops_ring && report.changed && !options.accept_loss {
+        let problem = "a repair drops the delta ring: start the daemon, or use `blockd journal \
+                       replay`, if one of them can open the pool, else pass --accept-loss";
+        return Err(MapperError::RingLost { problem: problem.to_owned() });
+    }
+    if let Some(mut plan) = plan {
+        report.volumes = plan.state.volumes.len() as u64;
+        report.lost = std::mem::take(&mut plan.lost);
+        report.salvaged = std::mem::take(&mut plan.salvaged);
+        if report.changed {
+            plan.write(media, devices, &superblock, &handles, !report.lost.is_empty())?;
+        }
+    } else if let Some(at) = guessed.filter(|_| report.changed) {
+        write::copies(media, &superblock, at, &handles)?;
     }
     Ok(report)
 }
 
+/// The superblock that counts, and the devices that it names.
+struct Known {
+    superblock: Superblock,
+    /// The reader's number of each device of the table.
+    handles: Vec<u8>,
+    /// The place in the table of a device that has no superblock: by elimination.
+    guessed: Option<usize>,
+}
+
 /// The superblock that counts. A device that has none any more is known where only one place of
 /// the table is left for it.
-fn superblock(
-    media: &mut dyn MediaMut,
-    devices: &[PresentDevice],
-) -> Result<(Superblock, Vec<u8>), MapperError> {
+fn known(media: &mut dyn MediaMut, devices: &[PresentDevice]) -> Result<Known, MapperError> {
     let refused = match Reader::open(media, devices) {
         Ok(reader) => {
             let count = reader.superblock().devices.as_slice().len();
             let handles = (0..count).map(|device| reader.handle(device).0).collect();
-            return Ok((reader.superblock().clone(), handles));
+            let superblock = reader.superblock().clone();
+            return Ok(Known { superblock, handles, guessed: None });
         }
         // Structures that this build cannot read are not lost: they must not be overwritten.
         Err(MapperError::Format(error)) if error.is_unsupported() => return Err(error.into()),
@@ -135,12 +165,13 @@ fn superblock(
     let is_missing = |at: &usize| handles[*at].is_none() && table[*at].is_present();
     let missing: Vec<_> = (0..table.len()).filter(is_missing).collect();
     let size = devices.get(usize::from(*silent)).map_or(0, |device| device.size);
-    match missing.as_slice() {
-        [at] if size >= table[*at].size => handles[*at] = Some(*silent),
+    let guessed = match missing.as_slice() {
+        [at] if size >= table[*at].size => *at,
         _ => return Err(refused),
-    }
+    };
+    handles[guessed] = Some(*silent);
     let handles = handles.into_iter().map(|handle| handle.unwrap_or(u8::MAX)).collect();
-    Ok((newest, handles))
+    Ok(Known { superblock: newest, handles, guessed: Some(guessed) })
 }
 
 /// A page found by its header.
@@ -203,6 +234,18 @@ impl Plan {
         }
     }
 
+    /// The plan for what a pool has.
+    fn made(
+        reader: &mut Reader<'_>,
+        options: RepairOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self, MapperError> {
+        let stopped = |_| MapperError::Internal("the repair was stopped");
+        let mut plan = Self::new(reader, options);
+        plan.collect(reader, progress).map_err(stopped)?;
+        Ok(plan)
+    }
+
     /// Everything that is sound, then the parts of the rest that can be found.
     fn collect(
         &mut self,
@@ -210,6 +253,7 @@ impl Plan {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), Stopped> {
         let mut state = State::of_checkpoint(reader, self)?;
+        let records = self.find_volumes(reader, &mut state, progress)?;
         // The trees of volumes that the log deletes are in use until the new superblock counts.
         walk::volumes(reader, &state, &mut PagesOnly(&mut self.avoid))?;
         let log = state.replay(reader, self)?;
@@ -217,26 +261,63 @@ impl Plan {
         if let Some(fault) = log.broken {
             self.lose(VolumeId(0), String::new(), 0..0, format!("{fault}; changes behind it"));
         }
+        self.name_found(&mut state, &records);
+        // A tree that an old record names gets no extent that is of a sound one.
+        let mut old = state.clone();
+        old.volumes.retain(|_, view| records.contains(&view.tree));
+        state.volumes.retain(|_, view| !records.contains(&view.tree));
         walk::volumes(reader, &state, self)?;
-        if !self.catalogue_missing.is_empty() && !self.options.strict {
-            let records = self.find_records(reader, &state, progress);
-            let mut found = state.clone();
-            found.volumes.clear();
-            for record in records {
-                let text = "its record is of an older checkpoint".to_owned();
-                let name = record.name.as_str().to_owned();
-                self.salvaged.push(Lost { volume: record.id, name, range: 0..record.size, text });
-                found.volumes.insert(record.id, VolumeView::new(self.geometry, record));
-            }
-            walk::volumes(reader, &found, self)?;
-            state.volumes.extend(found.volumes);
-        }
+        walk::volumes(reader, &old, self)?;
+        state.volumes.append(&mut old.volumes);
         self.state = state;
         if !self.options.strict && !self.missing.is_empty() {
             self.find_leaves(reader, progress);
         }
         self.report_missing();
         Ok(())
+    }
+
+    /// Puts the volumes of lost catalogue pages, as far as their records are found, into the state
+    /// of the checkpoint. Returns their ids.
+    fn find_volumes(
+        &mut self,
+        reader: &mut Reader<'_>,
+        state: &mut State,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<HashSet<VolumeId>, Stopped> {
+        if self.catalogue_missing.is_empty() || self.options.strict {
+            return Ok(HashSet::new());
+        }
+        // The search leaves out the data of the volumes that are there.
+        let mut sound = Self::new(reader, self.options);
+        let mut end = state.clone();
+        end.replay(reader, &mut sound)?;
+        walk::volumes(reader, &end, &mut sound)?;
+        let (avoid, records) = sound.find_records(reader, &self.catalogue_missing, state, progress);
+        self.avoid.extend(avoid);
+        let found = records.iter().map(|record| record.id).collect();
+        let views = records.into_iter().map(|one| (one.id, VolumeView::new(self.geometry, one)));
+        state.volumes.extend(views);
+        Ok(found)
+    }
+
+    /// Reports the volumes whose records were found, and gives those a new name whose old one
+    /// another volume has by now.
+    fn name_found(&mut self, state: &mut State, found: &HashSet<VolumeId>) {
+        let others = state.volumes.iter().filter(|(id, _)| !found.contains(*id));
+        let mut names: HashSet<_> = others.map(|(_, view)| view.record.name).collect();
+        let found = state.volumes.iter_mut().filter(|(id, _)| found.contains(*id));
+        for (id, view) in found {
+            let record = &mut view.record;
+            if !names.insert(record.name)
+                && let Ok(name) = VolumeName::new(&format!("salvaged-{id}"))
+            {
+                record.name = name;
+            }
+            let text = "its record is of an older checkpoint".to_owned();
+            let name = record.name.as_str().to_owned();
+            self.salvaged.push(Lost { volume: *id, name, range: 0..record.size, text });
+        }
     }
 
     fn lose(&mut self, volume: VolumeId, name: String, range: Range<u64>, text: String) {

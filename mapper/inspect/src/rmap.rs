@@ -9,6 +9,7 @@ use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_mapper::geometry::Geometry;
 use blockd_mapper::units::{PhysicalExtent, VolumeId};
 
+use super::check::lost_labels;
 use super::dump::Lost;
 use super::walk::{self, Leaf, PageUse, Stopped, Visitor};
 use super::{Fault, Reader, State, VolumeView};
@@ -55,7 +56,8 @@ pub struct Claim {
     pub usage: Use,
 }
 
-/// The owners within a range. Parts without an entry are free.
+/// The owners within a range. Parts without an entry are free if nothing is lost and the pool was
+/// closed in order: extents that changes in the delta ring name have no entry.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RmapReport {
     /// In the order of bytes, then of volumes.
@@ -113,8 +115,17 @@ struct Finder {
 impl Finder {
     fn all(&mut self, reader: &mut Reader<'_>) -> Result<(), Stopped> {
         let mut state = State::of_checkpoint(reader, self)?;
-        state.replay(reader, self)?;
+        let log = state.replay(reader, self)?;
+        if let Some(fault) = log.broken {
+            self.lose(format!("{fault}; changes behind it"));
+        }
         walk::volumes(reader, &state, self)
+    }
+
+    /// Reports a loss that is of no part of a volume.
+    fn lose(&mut self, text: String) {
+        let (volume, name) = (VolumeId(0), String::new());
+        self.report.lost.push(Lost { volume, name, range: 0..0, text });
     }
 
     fn run(&mut self, first: u64, count: u64, usage: &Use) {
@@ -175,6 +186,21 @@ impl Visitor for Finder {
     fn catalogue_lost(&mut self, places: Range<u64>, fault: &Fault) -> Result<(), Stopped> {
         let (volume, name, text) = (VolumeId(0), String::new(), fault.to_string());
         self.report.lost.push(Lost { volume, name, range: places, text });
+        Ok(())
+    }
+
+    fn labels_lost(
+        &mut self,
+        volume: Option<&VolumeView>,
+        places: Range<u64>,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
+        self.lose(lost_labels(volume, &places, fault));
+        Ok(())
+    }
+
+    fn problem(&mut self, what: &'static str, text: String) -> Result<(), Stopped> {
+        self.lose(format!("{what}: {text}"));
         Ok(())
     }
 

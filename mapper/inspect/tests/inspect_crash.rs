@@ -191,7 +191,7 @@ fn an_earlier_dump_restores_ranges_that_a_repair_lost() {
         for spot in one_of_each(&media) {
             for strict in [false, true] {
                 let mut bad = broken(&media, spot);
-                repaired(&mut bad, RepairOptions { dry_run: false, strict });
+                repaired(&mut bad, RepairOptions { strict, ..RepairOptions::default() });
                 let after = dumped(&bad);
                 assert!(after.1.lost.is_empty(), "{spot:?}: {:?}", after.1);
                 // A repaired pool survives dump and restore unchanged.

@@ -27,8 +27,8 @@ const ONLINE_PAUSE: Duration = Duration::from_millis(100);
 /// Reads superblocks, catalogue, trees and log, and compares them with every rule they have to
 /// keep: checksums, names and ids, sizes, no extent with two owners, all extents accounted for.
 /// Writes nothing. Each finding names the volume and its bytes; damage is exit code 10. What a
-/// crash leaves and the next start puts right is a note. A warning is what no crash leaves, and
-/// the next start puts right all the same. No daemon may serve the pool meanwhile, but with
+/// crash leaves and the next start puts right is a note. A warning is left by no crash, and
+/// keeps no daemon from serving the pool. No daemon may serve the pool meanwhile, but with
 /// --online.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool check /var/lib/blockd/default.pool\n  \

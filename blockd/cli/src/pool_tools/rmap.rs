@@ -15,7 +15,9 @@ use crate::Context;
 /// Show who owns a range of a pool's file or disk
 ///
 /// For a range that the kernel or a disk reports as bad: prints the volumes and snapshots with data
-/// in it, and at which of their offsets, or the metadata in it. The rest of the range is free.
+/// in it, and at which of their offsets, or the metadata in it. The rest of the range is free,
+/// unless a part of the metadata can't be read, which is exit code 10, or the pool was not closed
+/// in order: the delta ring is not read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  blockd pool rmap --offset 1G --length 4K /dev/sdb")]
 pub(crate) struct Rmap {
@@ -39,6 +41,7 @@ pub(crate) struct Rmap {
 #[derive(Debug, Serialize)]
 struct Owned {
     path: String,
+    clean: bool,
     claims: Vec<ClaimShape>,
     lost: Vec<LostShape>,
 }
@@ -80,6 +83,7 @@ impl Rmap {
         let report = rmap(&mut reader, device, &(offset..end))?;
         let owned = Owned {
             path: on.display().to_string(),
+            clean: reader.superblock().clean,
             claims: report.claims.iter().map(shape).collect(),
             lost: report.lost.iter().map(LostShape::from).collect(),
         };
@@ -87,7 +91,13 @@ impl Rmap {
         for lost in &report.lost {
             eprintln!("{}", lost_text("lost", lost));
         }
-        Ok(())
+        if report.lost.is_empty() {
+            return Ok(());
+        }
+        let count = report.lost.len();
+        let problem =
+            format!("{count} part(s) of the metadata can't be read: owners may be missing");
+        Err(Error::Corrupt { what: "pool".to_owned(), problem })
     }
 }
 
@@ -120,7 +130,14 @@ fn shape(claim: &Claim) -> ClaimShape {
 
 fn text(owned: &Owned) -> String {
     if owned.claims.is_empty() {
-        return "free\n".to_owned();
+        let text = match (owned.lost.is_empty(), owned.clean) {
+            (false, _) => "no known owner: a part of the metadata can't be read\n",
+            (true, false) => {
+                "no known owner: the pool was not closed in order, and its delta ring is not read\n"
+            }
+            (true, true) => "free\n",
+        };
+        return text.to_owned();
     }
     let line = |claim: &ClaimShape| {
         let last = claim.end_byte - 1;

@@ -2,11 +2,12 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
-use blockd_mapper::format::catalogue::{VolumeRecord, decode_catalogue};
+use blockd_mapper::format::catalogue::{VolumeKind, VolumeRecord, decode_catalogue};
 use blockd_mapper::format::leaf_page::{LeafEntry, decode_leaf};
 use blockd_mapper::format::page::{self, PageExpect, PageKind, PageStamp};
-use blockd_mapper::format::{PageRef, Place, PoolId, Structure, VolumeName, levels_for};
+use blockd_mapper::format::{PageRef, Place, PoolId, Structure, levels_for};
 use blockd_mapper::geometry::{PAGE_BYTES, PAGE_SIZE};
 use blockd_mapper::mapping::Mapping;
 use blockd_mapper::units::{Lsn, PageAddress, PhysicalExtent, SlotIndex, VolumeId};
@@ -82,14 +83,15 @@ pub(super) fn orphan_leaf(
 }
 
 impl Plan {
-    /// Records of lost catalogue pages: from the newest page of each that is found.
+    /// Records of lost catalogue pages, from the newest page of each that is found, and these
+    /// pages.
     pub(super) fn find_records(
-        &mut self,
+        &self,
         reader: &mut Reader<'_>,
+        missing: &[Range<u64>],
         state: &State,
         progress: &mut dyn FnMut(Progress),
-    ) -> Vec<VolumeRecord> {
-        let missing = self.catalogue_missing.clone();
+    ) -> (Vec<PageAddress>, Vec<VolumeRecord>) {
         let per_page = blockd_mapper::format::catalogue::RECORDS_PER_PAGE;
         let mut newest: BTreeMap<u64, Orphan> = BTreeMap::new();
         let wanted = |index: u64| missing.iter().any(|m| m.contains(&(index * per_page)));
@@ -98,8 +100,7 @@ impl Plan {
                 newest.insert(index, orphan);
             }
         });
-        let mut names: HashSet<_> = state.volumes.values().map(|v| v.record.name).collect();
-        let mut records = Vec::new();
+        let (mut pages, mut records) = (Vec::new(), Vec::new());
         for (index, orphan) in newest {
             let Some(page) = read(reader, orphan.address) else { continue };
             let expect = expect(self.pool_id, PageKind::Catalogue, index);
@@ -108,22 +109,13 @@ impl Plan {
             let Ok(page) = decode_catalogue(&page, &expect, geometry, &limits, place) else {
                 continue;
             };
-            self.avoid.insert(orphan.address);
-            for record in page.records().iter().flatten() {
-                let mut record = *record;
-                let known = state.volumes.contains_key(&record.id);
-                if known || record.id.0 >= state.next_volume_id {
-                    continue;
-                }
-                if !names.insert(record.name)
-                    && let Ok(name) = VolumeName::new(&format!("salvaged-{}", record.id))
-                {
-                    record.name = name;
-                }
-                records.push(record);
-            }
+            pages.push(orphan.address);
+            let fits = |record: &&VolumeRecord| {
+                !state.volumes.contains_key(&record.id) && record.id.0 < state.next_volume_id
+            };
+            records.extend(page.records().iter().flatten().filter(fits));
         }
-        records
+        (pages, records)
     }
 
     /// Leaf pages for slots that are lost.
@@ -162,6 +154,9 @@ impl Plan {
             *self.slots.entry(id).or_default() += 1;
             self.pages += leaf_pages(&entries);
             let mut text = format!("from a leaf page of LSN {}", best.lsn);
+            if best.tree != id.0 {
+                text.push_str(&format!(" of the tree of volume {}", best.tree));
+            }
             if dropped > 0 {
                 text.push_str(&format!(
                     "; {dropped} extent(s) of it belong to others and are lost"
@@ -178,8 +173,9 @@ impl Plan {
     }
 
     /// The pages of a slot that may be a volume's, the likeliest first: the newest of its own; the
-    /// newest that an origin had when the volume parted from it; the oldest of the family since.
-    /// Pages that others of the family wrote for themselves are left out where that is certain.
+    /// newest that an origin had when the volume parted from it; the oldest since of an origin, or
+    /// of a snapshot of it or of the volume, as the page of a leaf that several share names the
+    /// one with the lowest id. Clones beside the volume, and of it, write for themselves.
     fn candidates(&self, view: &VolumeView, pages: &[Orphan]) -> Vec<Orphan> {
         let volumes = &self.state.volumes;
         // What the log made or rolled back has the tree of another volume.
@@ -187,14 +183,15 @@ impl Plan {
         let origins = self.origins(record);
         let rank = |orphan: &Orphan| {
             let (epoch, lsn) = (orphan.epoch.0, orphan.lsn.0);
-            let is_relative = || {
-                let relative = volumes.get(&VolumeId(orphan.tree));
-                relative.is_some_and(|one| one.record.lineage == record.lineage)
+            let is_snapshot = || {
+                let of = volumes.get(&VolumeId(orphan.tree)).map(|view| &view.record);
+                let of = of.filter(|one| one.kind == VolumeKind::Snapshot).map(|one| one.origin);
+                of.is_some_and(|of| of == record.id || origins.contains_key(&of.0))
             };
             match origins.get(&orphan.tree) {
                 _ if orphan.tree == view.tree.0 => Some((2, epoch, lsn)),
                 Some(parted) if orphan.lsn < *parted => Some((1, epoch, lsn)),
-                None if orphan.lsn < record.created_lsn || !is_relative() => None,
+                None if orphan.lsn < record.created_lsn || !is_snapshot() => None,
                 _ => Some((0, u64::MAX - epoch, u64::MAX - lsn)),
             }
         };
@@ -253,7 +250,8 @@ impl Plan {
                     let Some(stamp) = stamp(page, kind, self.pool_id) else { continue };
                     now.pages += 1;
                     let PageStamp { index, tree, lsn, epoch, .. } = stamp;
-                    if lsn <= superblock.checkpoint_lsn {
+                    // Pages of a restore or repair that did not end have a later epoch.
+                    if lsn <= superblock.checkpoint_lsn && epoch <= superblock.epoch {
                         each(index, Orphan { address, tree, lsn, epoch });
                     }
                 }

@@ -6,9 +6,11 @@ use std::ops::Range;
 
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::catalogue::VolumeRecord;
-use blockd_mapper::format::superblock::Superblock;
-use blockd_mapper::format::{Labels, PageRef};
-use blockd_mapper::io::IoError;
+use blockd_mapper::format::superblock::{Superblock, copy_offsets};
+use blockd_mapper::format::{Labels, PageRef, Place, Structure};
+use blockd_mapper::geometry::Geometry;
+use blockd_mapper::io::{IoError, Page};
+use blockd_mapper::open::PresentDevice;
 use blockd_mapper::units::{DeviceIndex, SlotIndex, VolumeId};
 
 use super::super::rebuild::{Builder, MediaMut, PageSource};
@@ -41,6 +43,7 @@ struct Writer<'p, 'm> {
     plan: &'p mut Plan,
     builder: Builder<'m>,
     orphans: Reader<'m>,
+    devices: &'p [PresentDevice],
     current: Option<(VolumeRecord, Labels)>,
     /// Leaves of the volume that are written.
     slots: BTreeMap<u32, PageRef>,
@@ -57,6 +60,23 @@ impl Writer<'_, '_> {
             self.failure.get_or_insert(error);
             Stopped
         })
+    }
+
+    /// Ends the repair at a page on which the plan relies: without it data would be lost that the
+    /// report doesn't name.
+    fn unsteady(&mut self, structure: Structure, place: Place) -> Stopped {
+        let problem = format!(
+            "{structure}{place} was readable before, and is not any more: the pool is left as it \
+             was; repeat the repair"
+        );
+        let device = match place {
+            Place::Page(page) => self.orphans.place(self.plan.geometry.page_place(page).0),
+            _ => None,
+        };
+        let device = device.and_then(|(handle, _)| self.devices.get(usize::from(handle.0)));
+        let name = device.map_or_else(String::new, |device| device.name.clone());
+        self.failure.get_or_insert(MapperError::Device { name, problem });
+        Stopped
     }
 
     fn end_volume(&mut self) -> Result<(), Stopped> {
@@ -88,15 +108,33 @@ impl Visitor for Writer<'_, '_> {
         Ok(())
     }
 
-    fn lost(&mut self, volume: &VolumeView, slots: Range<u64>, _: &Fault) -> Result<(), Stopped> {
+    fn lost(
+        &mut self,
+        volume: &VolumeView,
+        slots: Range<u64>,
+        fault: &Fault,
+    ) -> Result<(), Stopped> {
         let id = volume.record.id;
         let [from, to] = [slots.start, slots.end].map(|s| u32::try_from(s).unwrap_or(u32::MAX));
-        let found = self.plan.missing.range((id, from)..(id, to));
-        let found: Vec<_> = found.filter_map(|(&(_, slot), at)| Some((slot, (*at)?))).collect();
+        let missing = self.plan.missing.range((id, from)..(id, to));
+        let mut slot = from;
+        let mut found = Vec::new();
+        for (&(_, missing), at) in missing {
+            if missing != slot {
+                break;
+            }
+            slot += 1;
+            found.extend(at.map(|at| (missing, at)));
+        }
+        if slot < to {
+            return Err(self.unsteady(fault.structure(), fault.place()));
+        }
         for (slot, address) in found {
             let pool_id = self.plan.pool_id;
             let found = orphan_leaf(&mut self.orphans, pool_id, address, slot);
-            let Some(OrphanLeaf { mut entries, .. }) = found else { continue };
+            let Some(OrphanLeaf { mut entries, .. }) = found else {
+                return Err(self.unsteady(Structure::LeafPage, Place::Page(address)));
+            };
             volume.apply(self.plan.geometry, SlotIndex(slot), &mut entries);
             self.plan.claim(volume, SlotIndex(slot), &mut entries, true);
             self.salvaged.insert(slot, entries);
@@ -125,11 +163,32 @@ impl Visitor for Writer<'_, '_> {
     }
 }
 
+/// Writes the superblock, as it is, to a device that has none.
+pub(super) fn copies(
+    media: &mut dyn MediaMut,
+    superblock: &Superblock,
+    at: usize,
+    handles: &[u8],
+) -> Result<(), MapperError> {
+    let this_device = DeviceIndex(u8::try_from(at).unwrap_or(u8::MAX));
+    let mut page = Page::zeroed();
+    Superblock { this_device, ..superblock.clone() }.encode(&mut page);
+    let geometry = Geometry::new(superblock.extent_size)?;
+    let offsets = copy_offsets(geometry, superblock.devices.as_slice()[at].extents);
+    let device = handles[at];
+    let failed = |operation| move |error| MapperError::Io { operation, device, error };
+    for offset in offsets.first_pair.into_iter().chain(offsets.second_pair) {
+        media.write(DeviceIndex(device), offset, &page.0).map_err(failed("write"))?;
+    }
+    media.flush(DeviceIndex(device)).map_err(failed("flush"))
+}
+
 impl Plan {
     /// Writes the new trees, and makes them valid.
     pub(super) fn write(
         &mut self,
         media: &mut dyn MediaMut,
+        devices: &[PresentDevice],
         old: &Superblock,
         handles: &[u8],
         lost: bool,
@@ -152,7 +211,8 @@ impl Plan {
             next_volume_id: self.next_volume_id(lost),
             ..old.clone()
         };
-        let source = PageSource::new(&superblock, &self.owners, &self.avoid, self.pages())?;
+        let source =
+            PageSource::reserve_first(&superblock, &self.owners, &self.avoid, self.pages())?;
         // The old tree is read; the new one is written elsewhere.
         let shared = RefCell::new(media);
         let [mut first, mut second, mut third] =
@@ -166,6 +226,7 @@ impl Plan {
             plan: self,
             builder,
             orphans,
+            devices,
             current: None,
             slots: BTreeMap::new(),
             salvaged: BTreeMap::new(),

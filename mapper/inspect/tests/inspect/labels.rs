@@ -74,7 +74,7 @@ fn a_line_of_a_label_that_breaks_a_rule_is_refused_by_its_number() {
 
 #[test]
 fn a_check_names_the_volume_whose_labels_are_damaged_and_a_repair_keeps_the_rest() {
-    let mut media = labelled();
+    let mut media = closed(Rig::open(labelled()).unwrap());
     let (before, data) = (all_labels(&media), contents(media.clone()));
     let at = page_of(&media, b"a.b/c");
     media.devices[0][at + 70] ^= 1;
@@ -94,6 +94,20 @@ fn a_check_names_the_volume_whose_labels_are_damaged_and_a_repair_keeps_the_rest
         (name, labels)
     });
     assert_eq!(all_labels(&media), expected.collect::<Vec<_>>());
+    assert_eq!(contents(media), data);
+}
+
+#[test]
+fn labels_that_are_lost_in_a_pool_that_was_not_closed_are_no_reason_for_a_repair() {
+    let mut media = labelled();
+    let at = page_of(&media, b"a.b/c");
+    media.devices[0][at + 70] ^= 1;
+    let report = checked(&media);
+    let [finding] = &report.findings[..] else { panic!("{report:?}") };
+    assert_eq!((finding.severity, finding.kind), (Severity::Warning, "labels"));
+    let (before, data) = (media.devices.clone(), contents(media.clone()));
+    let report = repaired(&mut media, RepairOptions::default());
+    assert!(!report.damaged && media.devices == before, "{report:?}");
     assert_eq!(contents(media), data);
 }
 

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 
 use blockd_inspect::check::{Severity, check, check_checkpoint};
 use blockd_inspect::repair::RepairOptions;
+use blockd_inspect::rmap::rmap;
 use blockd_inspect::thin_xml::thin_xml;
 use blockd_inspect::{DumpError, Reader};
 use blockd_mapper::engine::Control;
@@ -32,6 +33,30 @@ use tools::{
 
 /// Bytes of an extent of these pools.
 const EXTENT: usize = 64 << 10;
+
+#[test]
+fn a_reverse_map_reports_that_owners_behind_a_broken_log_are_not_known() {
+    let mut media = family(&[16 * MIB], 100 << 20).kill();
+    let owners = |media: &Media| {
+        let mut image = Image(media);
+        let mut reader = Reader::open(&mut image, &media.open_options().devices).unwrap();
+        rmap(&mut reader, 0, &(0..16 << 20)).unwrap()
+    };
+    let whole = owners(&media);
+    assert!(whole.lost.is_empty(), "{:?}", whole.lost);
+    let mut blocks = found(&media, b"BDwl").into_iter();
+    let broken = blocks.find(|&(device, at)| {
+        let mut bad = media.clone();
+        bad.devices[device][at + 90] ^= 1;
+        checked(&bad).damaged
+    });
+    let (device, at) = broken.unwrap();
+    media.devices[device][at + 90] ^= 1;
+    let report = owners(&media);
+    assert!(report.claims.len() < whole.claims.len(), "no owner is lost: the test has no meaning");
+    let [lost] = &report.lost[..] else { panic!("{:?}", report.lost) };
+    assert!(lost.text.ends_with("changes behind it"), "{}", lost.text);
+}
 
 #[test]
 fn a_new_pool_is_sound() {

@@ -10,11 +10,11 @@ use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::{IoOp, Page};
 use blockd_mapper::units::{Epoch, SlotIndex, VolumeId};
 
-use super::common::{Media, POOL, Rig};
+use super::common::{BOOT, Media, POOL, Rig};
 use super::differences;
 use super::tools::{
-    Cut, MIB, PAGE, SPAN, Target, checked, closed, contents, dumped, family, found, made, repaired,
-    restored,
+    Cut, Fading, MIB, PAGE, SPAN, Target, checked, closed, contents, dumped, family, found, made,
+    repaired, restored, scanned,
 };
 
 #[test]
@@ -42,11 +42,11 @@ fn repair_keeps_sound_structures_and_names_lost_ones() {
                     if !checked(&bad).damaged {
                         continue;
                     }
-                    let dry = RepairOptions { dry_run: true, strict };
+                    let dry = RepairOptions { dry_run: true, strict, ..RepairOptions::default() };
                     let before = bad.devices.clone();
                     let would = repaired(&mut bad, dry);
                     assert!(bad.devices == before, "a dry run writes nothing");
-                    let options = RepairOptions { dry_run: false, strict };
+                    let options = RepairOptions { strict, ..RepairOptions::default() };
                     let report = repaired(&mut bad, options);
                     assert!(report.changed, "{report:?}");
                     assert_eq!((&report.lost, &report.salvaged), (&would.lost, &would.salvaged));
@@ -70,6 +70,45 @@ fn repair_keeps_sound_structures_and_names_lost_ones() {
 }
 
 #[test]
+fn repair_drops_the_delta_ring_of_this_boot_only_where_that_loss_is_accepted() {
+    let mut media = family(&[16 * MIB], 100 << 20).kill();
+    damage_index(&mut media, VolumeId(1));
+    let before = media.devices.clone();
+    let here = RepairOptions { boot_id: Some(BOOT), ..RepairOptions::default() };
+    let would = repaired(&mut media, RepairOptions { dry_run: true, ..here });
+    assert!(would.damaged && would.drops_ring, "{would:?}");
+    let devices = media.open_options().devices;
+    let refused = repair(&mut Target(&mut media), &devices, here, &mut |_| {});
+    assert!(matches!(refused, Err(MapperError::RingLost { .. })), "{refused:?}");
+    assert!(media.devices == before, "something was written");
+    // The memory of another boot is gone.
+    for options in [RepairOptions { accept_loss: true, ..here }, RepairOptions::default()] {
+        let mut media = media.clone();
+        let report = repaired(&mut media, options);
+        assert!(report.changed && report.drops_ring == options.accept_loss, "{report:?}");
+        assert!(checked(&media).clean);
+    }
+}
+
+#[test]
+fn repair_writes_to_no_extent_that_may_be_of_a_lost_leaf() {
+    let mut media = closed(family(&[16 * MIB], 100 << 20));
+    damage_index(&mut media, VolumeId(1));
+    let before = media.devices[0].clone();
+    let superblock = Superblock::decode(&before[..PAGE], Place::Memory).unwrap();
+    let report = repaired(&mut media, RepairOptions { strict: true, ..RepairOptions::default() });
+    assert!(!report.lost.is_empty());
+    let size = usize::try_from(superblock.extent_size).unwrap();
+    let first = usize::try_from(superblock.reserve_start.0).unwrap();
+    let reserve = first..first + usize::try_from(superblock.reserve_extents).unwrap();
+    let last = before.len() / size - 1;
+    for (extent, (was, is)) in before.chunks(size).zip(media.devices[0].chunks(size)).enumerate() {
+        let is_kept = extent == 0 || extent == last || reserve.contains(&extent);
+        assert!(is_kept || was == is, "extent {extent} was written");
+    }
+}
+
+#[test]
 fn repair_follows_the_log_as_far_as_it_goes() {
     let media = family(&[16 * MIB], 100 << 20).kill();
     let mut repairs = 0;
@@ -89,17 +128,65 @@ fn repair_follows_the_log_as_far_as_it_goes() {
 }
 
 #[test]
-fn a_device_without_a_superblock_is_identified_by_elimination() {
-    let mut media = closed(family(&[12 * MIB, 8 * MIB], 100 << 20));
+fn repair_replays_the_log_over_volumes_of_a_lost_catalogue_page() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let [data, other] = ["data", "other"].map(|name| rig.create(name, 8 << 20));
+    rig.control(Control::Checkpoint).unwrap();
+    rig.control(Control::Delete { volume: other }).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    let attached = rig.attach(data);
+    rig.write(&attached, 0, &[1; PAGE]).unwrap();
+    rig.flush(&attached).unwrap();
+    made(&mut rig, Control::Snapshot { source: data, name: "snap".to_owned() });
+    rig.control(Control::Rename { volume: data, name: "renamed".to_owned() }).unwrap();
+    let mut media = rig.kill();
     let expected = contents(media.clone());
-    for (device, at) in found(&media, b"BLOCKDsb").into_iter().filter(|spot| spot.0 == 1) {
-        media.devices[device][at..at + PAGE].fill(0);
-    }
-    assert!(Rig::open(media.clone()).is_err());
+    let (device, at) = found(&media, b"BLOCKDsb")[0];
+    let superblock = &media.devices[device][at..at + PAGE];
+    let superblock = Superblock::decode(superblock, Place::Memory).unwrap();
+    let root = usize::try_from(superblock.catalogue_root.address.0).unwrap() * PAGE;
+    media.devices[0][root + 200] ^= 1;
+    assert!(checked(&media).damaged);
     let report = repaired(&mut media, RepairOptions::default());
-    assert!(report.changed && report.lost.is_empty(), "{report:?}");
+    let salvaged: Vec<_> = report.salvaged.iter().map(|part| part.name.as_str()).collect();
+    assert_eq!((salvaged, report.lost.len()), (vec!["renamed", "other"], 1), "{report:?}");
     assert!(checked(&media).findings.is_empty());
-    assert!(contents(media) == expected);
+    let found = contents(media);
+    assert!(expected.iter().all(|volume| found.contains(volume)), "the log's changes are lost");
+}
+
+#[test]
+fn a_device_without_a_superblock_is_identified_by_elimination_where_that_is_asked_for() {
+    for is_clean in [true, false] {
+        let rig = family(&[12 * MIB, 8 * MIB], 100 << 20);
+        let mut media = if is_clean { closed(rig) } else { rig.kill() };
+        let expected = contents(media.clone());
+        let copies = found(&media, b"BLOCKDsb").into_iter().filter(|spot| spot.0 == 1);
+        for (device, at) in copies.collect::<Vec<_>>() {
+            media.devices[device][at..at + PAGE].fill(0);
+        }
+        assert!(Rig::open(media.clone()).is_err());
+        // Any disk that is as large looks like it.
+        let before = media.devices.clone();
+        let devices = media.open_options().devices;
+        let mut target = Target(&mut media);
+        let refused = repair(&mut target, &devices, RepairOptions::default(), &mut |_| {});
+        let Err(MapperError::Device { name, problem }) = refused else { panic!("{refused:?}") };
+        assert!(name == "disk1" && problem.contains("--force"), "{problem}");
+        let options = RepairOptions { dry_run: true, ..RepairOptions::default() };
+        let would = repaired(&mut media, options);
+        assert!(media.devices == before, "a disk that may be another's was written");
+        let options = RepairOptions { force: true, ..RepairOptions::default() };
+        let report = repaired(&mut media, options);
+        assert!(would.damaged && !would.changed && report.damaged && report.changed, "{report:?}");
+        for report in [&would, &report] {
+            assert_eq!(report.identified.as_deref(), Some("disk1"));
+            assert!(report.lost.is_empty() && report.salvaged.is_empty(), "{report:?}");
+        }
+        let after = checked(&media);
+        assert!(after.findings.is_empty() && after.clean == is_clean, "{after:?}");
+        assert!(contents(media) == expected, "{is_clean}");
+    }
 }
 
 #[test]
@@ -119,6 +206,43 @@ fn a_repaired_pool_survives_power_lost_at_any_write_of_the_repair() {
             assert!(writes > 4);
             return;
         }
+    }
+}
+
+#[test]
+fn a_page_that_fails_while_the_new_trees_are_written_ends_a_repair_and_leaves_the_old_ones() {
+    let media = closed(family(&[16 * MIB], 100 << 20));
+    let mut rotten = media.clone();
+    let superblock = *found(&rotten, b"BLOCKDsb").first().unwrap();
+    rotten.devices[superblock.0][superblock.1 + 700] ^= 1;
+    let mut salvaged = media;
+    damage_index(&mut salvaged, VolumeId(1));
+    for bad in [rotten, salvaged] {
+        let mut whole = bad.clone();
+        let without_fault = repaired(&mut whole, RepairOptions::default());
+        let expected = contents(whole);
+        let mut refused = 0;
+        for spot in found(&bad, b"BDpg") {
+            let mut media = bad.clone();
+            let devices = media.open_options().devices;
+            let mut target = Fading { media: &mut media, spot, has_faded: false };
+            match repair(&mut target, &devices, RepairOptions::default(), &mut |_| {}) {
+                Ok(report) => {
+                    assert_eq!(report, without_fault);
+                    assert!(contents(media) == expected, "{spot:?}");
+                }
+                Err(MapperError::Device { name, problem }) => {
+                    assert!(name == "disk0" && problem.contains("repeat the repair"), "{problem}");
+                    for (device, at) in found(&bad, b"BLOCKDsb") {
+                        let copies = [&bad, &media].map(|of| &of.devices[device][at..at + PAGE]);
+                        assert!(copies[0] == copies[1], "a superblock was written");
+                    }
+                    refused += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert!(refused > 0);
     }
 }
 
@@ -194,6 +318,32 @@ fn repair_does_not_take_the_page_of_a_checkpoint_that_never_ended_for_a_newer_on
 }
 
 #[test]
+fn repair_takes_no_page_of_a_restore_that_did_not_end() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let id = rig.create("v", 8 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    let (text, _) = dumped(&rig.media);
+    rig.write(&volume, 1 << 20, &[2; PAGE]).unwrap();
+    rig.worker.detach(volume);
+    let mut media = closed(rig);
+    let expected = contents(media.clone());
+    let plan = scanned(&text).unwrap();
+    let devices = media.open_options().devices;
+    let mut target = Cut { media: &mut media, left: 2 };
+    let found = plan.target(&mut target, &devices).unwrap();
+    let mut restoring = plan.begin(&mut target, found).unwrap();
+    let all = text.lines().try_for_each(|line| restoring.line(line));
+    assert!(all.and_then(|()| restoring.finish().map(|_| ())).is_err(), "it was not cut off");
+    assert!(contents(media.clone()) == expected);
+    damage_index(&mut media, id);
+    let report = repaired(&mut media, RepairOptions::default());
+    assert_eq!((report.salvaged.len(), report.lost), (1, vec![]));
+    assert!(contents(media) == expected);
+}
+
+#[test]
 fn repair_gives_a_clone_no_page_that_another_of_its_family_wrote_for_itself() {
     for by_other in [true, false] {
         let mut rig = Rig::new(&[16 * MIB]);
@@ -220,6 +370,36 @@ fn repair_gives_a_clone_no_page_that_another_of_its_family_wrote_for_itself() {
         assert_eq!((salvaged, report.lost), (vec!["clone"], vec![]));
         assert!(contents(media) == expected, "{by_other}");
     }
+}
+
+#[test]
+fn repair_gives_a_clone_no_page_of_a_clone_beside_it() {
+    let mut rig = Rig::new(&[16 * MIB]);
+    let base = rig.create("base", 3 * SPAN);
+    let attached = rig.attach(base);
+    rig.write(&attached, 0, &[1; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.worker.detach(attached);
+    let source = made(&mut rig, Control::Snapshot { source: base, name: "snap".to_owned() });
+    let [clone, other] = ["clone", "other"]
+        .map(|name| made(&mut rig, Control::Clone { source, name: name.to_owned(), size: None }));
+    let written = rig.attach(other);
+    rig.write(&written, SPAN, &[9; PAGE]).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.worker.detach(written);
+    let mut media = closed(rig);
+    let expected = contents(media.clone());
+    for volume in [base, clone] {
+        let mut media = media.clone();
+        damage_index(&mut media, volume);
+        repaired(&mut media, RepairOptions::default());
+        assert!(contents(media) == expected, "{volume}");
+    }
+    // It is named where a page is of another volume's tree.
+    damage_index(&mut media, clone);
+    let report = repaired(&mut media, RepairOptions::default());
+    let [part] = &report.salvaged[..] else { panic!("{report:?}") };
+    assert!(part.text.ends_with("of the tree of volume 1"), "{}", part.text);
 }
 
 /// The clone of a clone, as made by a backup of a restored volume: its origin is a snapshot that

@@ -185,3 +185,33 @@ impl blockd_inspect::MediaMut for Cut<'_> {
         Target(self.media).flush(device)
     }
 }
+
+/// Media of which one page can't be read any more once anything was written.
+pub(crate) struct Fading<'a> {
+    pub(crate) media: &'a mut Media,
+    pub(crate) spot: (usize, usize),
+    pub(crate) has_faded: bool,
+}
+
+impl blockd_inspect::Media for Fading<'_> {
+    fn read(&mut self, device: DeviceIndex, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        let at = usize::try_from(offset).unwrap();
+        let (faded, page) = self.spot;
+        let has_page = usize::from(device.0) == faded && (at..at + bytes.len()).contains(&page);
+        if self.has_faded && has_page {
+            return Err(IoError::Media);
+        }
+        Image(self.media).read(device, offset, bytes)
+    }
+}
+
+impl blockd_inspect::MediaMut for Fading<'_> {
+    fn write(&mut self, device: DeviceIndex, offset: u64, bytes: &[u8]) -> Result<(), IoError> {
+        self.has_faded = true;
+        Target(self.media).write(device, offset, bytes)
+    }
+
+    fn flush(&mut self, device: DeviceIndex) -> Result<(), IoError> {
+        Target(self.media).flush(device)
+    }
+}
