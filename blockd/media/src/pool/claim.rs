@@ -142,7 +142,8 @@ pub(super) fn refuse_foreign(file: &File, path: &Path) -> Result<(), PoolError> 
             field: "PATH",
             value: path.display().to_string(),
             allowed: "a device of a pool: this one has no superblock, and holds something else; \
-                      if that may be lost, `blockd pool restore --force` writes over it"
+                      if that may be lost, --force of `blockd pool repair` and `pool restore` \
+                      writes over it"
                 .to_owned(),
         }),
     }
