@@ -100,7 +100,7 @@ impl Lab {
     ) -> Result<u64> {
         let host = &mut self.hosts[number];
         host.ok("attach && blocks $VOLUME fill")?;
-        host.send("blocks $VOLUME flushing")?;
+        host.begin("blocks $VOLUME flushing", FLUSHED)?;
         std::thread::sleep(Duration::from_millis(rng.u64(WRITES_MILLIS)));
         let said = host.cut()?;
         let last = said.lines().rev().find_map(|line| line.strip_prefix(FLUSHED));

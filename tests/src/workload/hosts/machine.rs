@@ -56,7 +56,7 @@ impl Machine {
         self.running.send(line)
     }
 
-    /// Starts a line, and waits until it has printed this.
+    /// Starts a line, and waits until it has printed one that begins like this.
     pub(super) fn begin(&mut self, line: &str, wanted: &str) -> Result<()> {
         self.send(line)?;
         loop {
@@ -65,7 +65,7 @@ impl Machine {
             let said = said.with_context(|| format!("{}: {line}", self.name))?;
             let Some(said) = said else { bail!("{}: ended during: {line}", self.name) };
             ensure!(!said.starts_with(ANSWERED), "{}: {line}: not one `{wanted}`", self.name);
-            if said == wanted {
+            if said.starts_with(wanted) {
                 return Ok(());
             }
         }
