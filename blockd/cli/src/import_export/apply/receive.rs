@@ -510,15 +510,20 @@ impl<'a> Receiver<'a> {
     /// volume and the snapshot.
     async fn show(&mut self, hidden: Volume) -> Result<(Volume, String), Error> {
         let (name, pool) = (self.apply.asked.name.clone(), hidden.pool.clone());
-        let request = GetVolumeRequest { name: hidden.name.clone(), pool: pool.clone() };
-        let now = answers::volume(self.apply.client.get_volume(request).await?.volume)?;
-        self.check_same(&hidden, &now)?;
+        self.check_still_same(&hidden).await?;
         let marker = self.apply.mark(&hidden).await?;
+        // No connection keeps other receives away from it here, where they have another socket.
+        if let Err(error) = self.check_still_same(&hidden).await {
+            let request = DeleteVolumeRequest { name: marker, pool, ..Default::default() };
+            self.apply.client.delete_volume(request).await?;
+            return Err(error);
+        }
         if self.apply.header.base.is_none() {
-            let (former, new_name) = (hidden.name.clone(), name);
-            let request = RenameVolumeRequest { name: former, pool, new_name };
-            let renamed = self.apply.client.rename_volume(request).await?.volume;
-            let volume = answers::volume(renamed)?;
+            let volume = self.rename(&hidden, &hidden.name, &name).await?;
+            if let Err(error) = self.check_same(&hidden, &volume) {
+                self.rename(&volume, &name, &hidden.name).await?;
+                return Err(error);
+            }
             let unlabelled = self.unlabel(&volume).await;
             return Ok((warned("its label stays", unlabelled).unwrap_or(volume), marker));
         }
@@ -533,6 +538,12 @@ impl<'a> Receiver<'a> {
         let deleted = self.delete_hidden().await;
         warned("the hidden volume stays", deleted);
         Ok((answers::volume(rolled_back)?, marker))
+    }
+
+    async fn rename(&mut self, volume: &Volume, from: &str, to: &str) -> Result<Volume, Error> {
+        let (name, new_name) = (from.to_owned(), to.to_owned());
+        let request = RenameVolumeRequest { name, pool: volume.pool.clone(), new_name };
+        answers::volume(self.apply.client.rename_volume(request).await?.volume)
     }
 
     /// Deletes older snapshots that record what came from the stream's pool.
@@ -572,6 +583,14 @@ impl<'a> Receiver<'a> {
     /// Refuses a hidden volume that was replaced meanwhile: what this receive wrote is elsewhere.
     fn check_same(&self, hidden: &Volume, now: &Volume) -> Result<(), Error> {
         if now.id == hidden.id { Ok(()) } else { Err(claimed_by_another(&self.apply)) }
+    }
+
+    /// The same, as the daemon has it now.
+    async fn check_still_same(&mut self, hidden: &Volume) -> Result<(), Error> {
+        let (name, pool) = (hidden.name.clone(), hidden.pool.clone());
+        let request = GetVolumeRequest { name, pool };
+        let now = answers::volume(self.apply.client.get_volume(request).await?.volume)?;
+        self.check_same(hidden, &now)
     }
 
     /// Deletes the hidden volume, unless another receive is connected to it by now.
