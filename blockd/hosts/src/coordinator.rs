@@ -92,7 +92,7 @@ pub trait Coordinator: Send + Sync {
     fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError>;
 
     /// Whether this host has the cell whose device this path is, by what can be seen without the
-    /// coordinator.
+    /// coordinator; true where nothing can be seen. Blocks.
     fn holds(&self, path: &Path) -> bool {
         path.exists()
     }

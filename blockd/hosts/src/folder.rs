@@ -32,7 +32,8 @@ const NODE: &str = "node-";
 pub struct Folder {
     path: PathBuf,
     host: HostNumber,
-    lock: Arc<Mutex<Option<HostLock>>>,
+    /// Held only while it is looked at: a file system may not answer.
+    lock: Arc<Mutex<Option<Arc<HostLock>>>>,
 }
 
 impl Folder {
@@ -50,15 +51,14 @@ impl Folder {
 
     /// Takes this daemon's number, until its process ends. `incarnation` is drawn anew for each
     /// process, and makes its key. `is_known`: this host has used the group before. Nothing is
-    /// changed where this process has the number.
+    /// changed where this process has the number. Not to be called twice at one time.
     ///
     /// # Errors
     /// If another process has the number, or the folder of a known group has none of its files.
     pub fn enter(&self, incarnation: u32, is_known: bool) -> Result<(), HostsError> {
-        let mut held = self.lock.lock();
         // The place where its file system is mounted is a folder, too, and a lock there one for
         // nothing.
-        if let Some(lock) = &*held {
+        if let Some(lock) = self.own_lock() {
             return self.is_there(lock.is_in_place()?);
         }
         self.is_there(!is_known || self.is_used()?)?;
@@ -70,7 +70,7 @@ impl Folder {
             return Err(HostsError::Unsuitable { group: self.path.display().to_string(), problem });
         };
         lock.note(Some(Noted { key: Key::new(self.host, incarnation), is_fenced: false }))?;
-        *held = Some(lock);
+        *self.lock.lock() = Some(Arc::new(lock));
         self.sync()
     }
 
@@ -87,10 +87,14 @@ impl Folder {
     /// Refuses while the file system that this daemon has entered is not mounted: what is in its
     /// place looks like a group without cells.
     fn is_still_there(&self) -> Result<(), HostsError> {
-        match &*self.lock.lock() {
+        match self.own_lock() {
             Some(lock) => self.is_there(lock.is_in_place()?),
             None => Ok(()),
         }
+    }
+
+    fn own_lock(&self) -> Option<Arc<HostLock>> {
+        self.lock.lock().clone()
     }
 
     /// Whether the folder has any file of a group. Older releases wrote none for each host.
@@ -293,8 +297,12 @@ impl Coordinator for Folder {
     }
 
     fn holds(&self, path: &Path) -> bool {
-        let cell = self.cell_at(path).and_then(|name| self.cell(&name).ok());
-        cell.is_some_and(|cell| cell.holder == Holder::This)
+        match self.cell_at(path).map(|name| self.cell(&name)) {
+            Some(Ok(cell)) => cell.holder == Holder::This,
+            None | Some(Err(HostsError::NotFound { .. })) => false,
+            // A folder that can't be read says nothing.
+            Some(Err(_)) => true,
+        }
     }
 
     fn publish_address(&self, host: HostNumber, address: &str) -> Result<(), HostsError> {

@@ -47,14 +47,20 @@ impl Control {
         Ok(())
     }
 
-    /// Forgets the pool of a cell that this host has not any more; false where it has it.
-    async fn forget_unheld(&self, group: &Group, config: &PoolConfig) -> Result<bool, Error> {
-        let device = &config.devices[0].path;
-        if group.coordinator().holds(device) {
+    /// Forgets the pool of a cell that this host has not any more. False where it has it, or that
+    /// can't be seen.
+    async fn forget_unheld(&self, group: &Arc<Group>, config: &PoolConfig) -> Result<bool, Error> {
+        let device = config.devices[0].path.clone();
+        let Some(cell) = group.coordinator().cell_at(&device) else { return Ok(false) };
+        // A call may be taking the cell just now.
+        let _one = self.lock_cell(group, &cell).await;
+        if self.known(&config.name).is_ok_and(|known| known.state.is_ok()) {
+            return Ok(true);
+        }
+        let looked_at = Arc::clone(group);
+        if blocking(move || Ok(looked_at.coordinator().holds(&device))).await? {
             return Ok(false);
         }
-        let cell = group.coordinator().cell_at(device);
-        let cell = cell.map(|cell| cell.to_string()).unwrap_or_default();
         let group = shown(&group.name);
         tracing::info!(pool = config.name, "cell {cell} of {group} is not held any more");
         // Clients on standby go on to wait for it.
@@ -78,7 +84,7 @@ impl Control {
     }
 
     /// Opens pools that could not be opened before the group was looked at.
-    pub(super) async fn reopen_cells(&self, group: &Group) {
+    pub(super) async fn reopen_cells(&self, group: &Arc<Group>) {
         for known in self.known_pools() {
             let is_in =
                 known.paths().iter().any(|path| group.coordinator().cell_at(path).is_some());
