@@ -18,6 +18,9 @@ use super::{Entries, IDS_SKIPPED, reader};
 
 use content::Content;
 
+/// Epochs that are skipped: more than there are openings of a pool, and few of all.
+const EPOCHS_SKIPPED: u64 = 1 << 32;
+
 /// The error of a second pass that reads something else than the first.
 const CHANGED: MapperError = MapperError::Internal("the dump has changed between two readings");
 
@@ -282,7 +285,8 @@ impl Plan {
         let mut superblock = known.superblock;
         // A copy that is left from before must not be taken for a newer one, or for a twin.
         superblock.generation = target.generation.saturating_add(2);
-        superblock.epoch.0 = target.epoch.saturating_add(1);
+        // Nor a page of it for one of a later owner, should it be cut off.
+        superblock.epoch.0 = target.epoch.saturating_add(EPOCHS_SKIPPED);
         superblock.next_volume_id = target.next_volume_id;
         let avoid = HashSet::new();
         let pages = PageSource::new(&superblock, &known.owners, &avoid, self.content.pages)?;

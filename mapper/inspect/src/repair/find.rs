@@ -133,6 +133,8 @@ impl Plan {
                 found.entry(slot).or_default().push(orphan);
             }
         });
+        // The next best ones as well: the best may not be readable a second time.
+        self.avoid.extend(found.values().flatten().map(|orphan| orphan.address));
         let keys: Vec<_> = self.missing.keys().copied().collect();
         for (id, slot) in keys {
             let Some(view) = self.state.volumes.get(&id) else { continue };

@@ -337,10 +337,14 @@ fn repair_takes_no_page_of_a_restore_that_did_not_end() {
     let all = text.lines().try_for_each(|line| restoring.line(line));
     assert!(all.and_then(|()| restoring.finish().map(|_| ())).is_err(), "it was not cut off");
     assert!(contents(media.clone()) == expected);
-    damage_index(&mut media, id);
-    let report = repaired(&mut media, RepairOptions::default());
-    assert_eq!((report.salvaged.len(), report.lost), (1, vec![]));
-    assert!(contents(media) == expected);
+    // Also after the pool was served again.
+    let served = closed(Rig::open(media.clone()).unwrap());
+    for mut media in [media, served] {
+        damage_index(&mut media, id);
+        let report = repaired(&mut media, RepairOptions::default());
+        assert_eq!((report.salvaged.len(), report.lost), (1, vec![]));
+        assert!(contents(media) == expected);
+    }
 }
 
 #[test]
