@@ -462,15 +462,21 @@ fn a_disk_of_others_is_not_claimed_by_tools_that_write() {
     assert!(daemon.terminate().success());
     let pool = daemon.dir.join("default.pool").display().to_string();
     daemon.ok(&["pool", "dump", "--output", "dump", &pool]);
-    let file = std::fs::File::options().write(true).open(disk.path()).unwrap();
-    file.write_all_at(b"a header of others", 8192).unwrap();
     let start = || std::fs::read(disk.path()).unwrap()[..64 << 10].to_vec();
-    let before = start();
-    for words in
-        [&["pool", "repair", disk.path()][..], &["pool", "restore", "--from", "dump", disk.path()]]
-    {
-        let (code, error) = daemon.failure(words);
-        assert!(code == 3 && error.contains("holds something else"), "{code} {error}");
-        assert!(start() == before, "{words:?} has written");
+    let file = std::fs::File::options().write(true).open(disk.path()).unwrap();
+    // Also where the place of a claim holds zeroes, as in the middle of a partition table.
+    for at in [512, 8192] {
+        file.write_all_at(b"a header of others", at).unwrap();
+        let before = start();
+        for words in [
+            &["pool", "repair", disk.path()][..],
+            &["pool", "repair", "--force", disk.path()],
+            &["pool", "restore", "--from", "dump", disk.path()],
+            &["pool", "dump", "--thin-xml", "--fill", disk.path()],
+        ] {
+            let (code, error) = daemon.failure(words);
+            assert!(code == 3 && error.contains("has no readable superblock"), "{code} {error}");
+            assert!(start() == before, "{words:?} has written");
+        }
     }
 }

@@ -119,7 +119,7 @@ impl Dump {
 
     fn thin(&self, context: &Context) -> Result<(), Error> {
         let mut devices = match self.fill {
-            true => self.devices.open_to_write(self.claim)?,
+            true => self.devices.open_as(Access::Write, self.claim)?,
             false => self.devices.open(Access::Read)?,
         };
         let gaps = match &self.output {

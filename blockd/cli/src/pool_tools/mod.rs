@@ -44,13 +44,8 @@ impl Devices {
         Offline::open(&self.paths, access, Duration::ZERO).map_err(failed)
     }
 
-    fn open_to_write(&self, claim: ClaimWait) -> Result<Offline, Error> {
-        Offline::open(&self.paths, Access::Write, claim.claim_wait).map_err(failed)
-    }
-
-    /// The same, also where something else lies on a device.
-    fn open_to_replace(&self, claim: ClaimWait) -> Result<Offline, Error> {
-        Offline::open(&self.paths, Access::Replace, claim.claim_wait).map_err(failed)
+    fn open_as(&self, access: Access, claim: ClaimWait) -> Result<Offline, Error> {
+        Offline::open(&self.paths, access, claim.claim_wait).map_err(failed)
     }
 }
 

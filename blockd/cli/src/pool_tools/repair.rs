@@ -58,10 +58,10 @@ struct Repaired {
 
 impl Repair {
     pub(crate) fn run(&self, context: &Context) -> Result<(), Error> {
-        let mut devices = match (self.dry_run, self.force) {
-            (true, _) => self.devices.open(Access::Read)?,
-            (false, false) => self.devices.open_to_write(self.claim)?,
-            (false, true) => self.devices.open_to_replace(self.claim)?,
+        let access = if self.force { Access::Complete } else { Access::Write };
+        let mut devices = match self.dry_run {
+            true => self.devices.open(Access::Read)?,
+            false => self.devices.open_as(access, self.claim)?,
         };
         let present = devices.present().to_vec();
         let options = RepairOptions {

@@ -8,7 +8,7 @@ use blockd_inspect::Reader;
 use blockd_inspect::check::check;
 use blockd_inspect::restore::{Plan, Scan, Target};
 use blockd_media::error::Error;
-use blockd_media::pool::Offline;
+use blockd_media::pool::{Access, Offline};
 use serde::Serialize;
 
 use super::{ClaimWait, Devices, hex};
@@ -79,10 +79,8 @@ impl Restore {
 
     fn restore(&self, bar: &Progress) -> Result<Restored, Error> {
         let plan = self.plan(bar)?;
-        let mut devices = match self.force {
-            true => self.devices.open_to_replace(self.claim)?,
-            false => self.devices.open_to_write(self.claim)?,
-        };
+        let access = if self.force { Access::Replace } else { Access::Write };
+        let mut devices = self.devices.open_as(access, self.claim)?;
         let present = devices.present().to_vec();
         let target = plan.target(&mut devices, &present)?;
         if !self.force {

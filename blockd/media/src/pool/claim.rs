@@ -132,23 +132,6 @@ pub(super) fn take(
     Ok(Held { gate: Arc::clone(gate), stop, thread: Some(thread) })
 }
 
-/// Refuses a device that has something else in the place of a claim.
-pub(super) fn refuse_foreign(file: &File, path: &Path) -> Result<(), PoolError> {
-    let failed = |what| PoolError::io(what, path);
-    let mut io = PageIo::reader(file).map_err(failed("open for its claim"))?;
-    match io.read().map_err(failed("read claim of"))? {
-        ClaimPage::Absent | ClaimPage::Claim(_) => Ok(()),
-        ClaimPage::Unreadable(_) => Err(PoolError::Invalid {
-            field: "PATH",
-            value: path.display().to_string(),
-            allowed: "a device of a pool: this one has no superblock, and holds something else; \
-                      if that may be lost, --force of `blockd pool repair` and `pool restore` \
-                      writes over it"
-                .to_owned(),
-        }),
-    }
-}
-
 /// Watches the claim of a pool as an opener does, and writes nothing: an error where another open
 /// has it.
 pub(super) fn watch(

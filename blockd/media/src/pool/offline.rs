@@ -47,13 +47,15 @@ pub enum Access {
     Read,
     /// As the owner.
     Write,
-    /// The same, also of devices on which something else may lie.
+    /// The same, also where one device alone has no superblock, and something else may lie on it.
+    Complete,
+    /// The same of any devices.
     Replace,
 }
 
 impl Access {
     const fn writes(self) -> bool {
-        matches!(self, Self::Write | Self::Replace)
+        matches!(self, Self::Write | Self::Complete | Self::Replace)
     }
 }
 
@@ -199,6 +201,11 @@ impl Offline {
             }
         }
         let is_guess = known.is_empty();
+        let may_guess = match access {
+            Access::Replace => true,
+            Access::Complete => unknown.len() == 1 && !copies.is_empty(),
+            _ => false,
+        };
         let firsts = if is_guess { unknown } else { known };
         let path_of = |this: &Self, index: usize| PathBuf::from(&this.present[index].name);
         let path = path_of(self, firsts.first().copied().unwrap_or(0));
@@ -227,10 +234,15 @@ impl Offline {
             lock_space: self.locks.first().map_or(0, HostLock::space),
             wait: claim_wait,
         };
-        if is_guess && access != Access::Replace {
-            for &index in &firsts {
-                claim::refuse_foreign(&self.files[index].file, &path_of(self, index))?;
-            }
+        if is_guess && !may_guess {
+            return Err(PoolError::Invalid {
+                field: "PATH",
+                value: path.display().to_string(),
+                allowed: "a device of a pool: this one has no readable superblock, and may be \
+                          another's; where it is the right one, --force of `blockd pool repair` \
+                          and `pool restore` writes to it"
+                    .to_owned(),
+            });
         }
         for index in firsts {
             let (gate, path) = (Arc::default(), path_of(self, index));
@@ -451,7 +463,7 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<Vec<File>, PoolError
         let tried = match access {
             Access::Look => Ok(()),
             Access::Read => file.try_lock_shared(),
-            Access::Write | Access::Replace => file.try_lock(),
+            Access::Write | Access::Complete | Access::Replace => file.try_lock(),
         };
         match tried {
             Ok(()) if !access.writes() => return Ok(Vec::new()),
