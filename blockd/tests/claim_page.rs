@@ -293,7 +293,11 @@ fn a_tool_claims_the_first_device_also_where_that_has_lost_its_superblock() {
     let superblock = Superblock::decode(&disks[0].page(0).0, place).unwrap();
     lose_superblocks(&disks[0], u64::from(superblock.extent_size));
     let paths = [disks[1].device.clone(), disks[0].device.clone()];
-    let tool = Offline::open(&paths, Access::Write, WAIT).unwrap();
+    // It may be another disk: that it is the first device has to be said.
+    let error = Offline::open(&paths, Access::Write, WAIT).unwrap_err();
+    assert!(matches!(error, PoolError::Invalid { .. }), "{error}");
+    assert!(disks[0].held().is_none(), "{:?}", disks[0].claim());
+    let tool = Offline::open(&paths, Access::Complete, WAIT).unwrap();
     assert!(disks[0].held().is_some(), "{:?}", disks[0].claim());
     assert_eq!(disks[1].claim(), ClaimPage::Absent);
     // The host's lock is that of the pool, whose id the other device has.
