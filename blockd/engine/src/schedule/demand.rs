@@ -67,7 +67,7 @@ pub struct Demand {
     /// May come to wait for space.
     pub allocates: bool,
     /// The flow's answers wait until this is done, and keep their memory until then: see
-    /// [`super::awaited`].
+    /// `awaited.rs`.
     pub is_awaited: bool,
 }
 
