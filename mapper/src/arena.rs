@@ -14,8 +14,8 @@ use crate::leaf::{LEAF_ENTRIES, Leaf};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, zeroed_slice};
 use crate::units::LeafId;
 
-/// Leaves that are made at once: 512 KiB of memory. A pool has one block at least, and a daemon may
-/// have hundreds of pools.
+/// Leaves that are made at once: 512 KiB of memory. The first block may have fewer: every pool has
+/// it, and a daemon may have hundreds of pools.
 pub const LEAVES_PER_BLOCK: u32 = if cfg!(loom) { 2 } else { 128 };
 
 /// The pool's state of a leaf besides its entries: one cache line.
@@ -77,6 +77,9 @@ pub struct Arena {
     free_count: AtomicU32,
     /// Blocks made; held while one is added.
     made: Mutex<u32>,
+    /// Leaves of the first block. They have the last ids of its range, so that those of all other
+    /// blocks begin where they would without it.
+    first_block: u32,
 }
 
 #[derive(Debug)]
@@ -107,7 +110,14 @@ impl Arena {
             free: Mutex::new(0),
             free_count: AtomicU32::new(0),
             made: Mutex::new(0),
+            first_block: LEAVES_PER_BLOCK,
         }
+    }
+
+    /// The same with fewer leaves in its first block, from 1 to [`LEAVES_PER_BLOCK`].
+    #[must_use]
+    pub fn with_first_block(self, leaves: u32) -> Self {
+        Self { first_block: leaves.clamp(1, LEAVES_PER_BLOCK), ..self }
     }
 
     /// The leaf with this id.
@@ -199,7 +209,12 @@ impl Arena {
     /// Leaves that exist, in use or free.
     #[must_use]
     pub fn leaf_count(&self) -> u32 {
-        *self.made.lock() * LEAVES_PER_BLOCK
+        self.leaves_of(*self.made.lock())
+    }
+
+    /// Leaves of the first `blocks` blocks.
+    fn leaves_of(&self, blocks: u32) -> u32 {
+        (blocks * LEAVES_PER_BLOCK).saturating_sub(LEAVES_PER_BLOCK - self.first_block)
     }
 
     /// Makes blocks of leaves until `at_least_free` are free. Allocates: not for the path of a
@@ -207,7 +222,7 @@ impl Arena {
     pub fn refill(&self, at_least_free: u32) -> Result<(), ArenaFull> {
         let mut made = self.made.lock();
         while self.free_count() < at_least_free {
-            let leaves = *made * LEAVES_PER_BLOCK;
+            let leaves = self.leaves_of(*made);
             self.add_block(*made).ok_or_else(|| ArenaFull { leaves, limit: self.limit() })?;
             *made += 1;
         }
@@ -217,9 +232,10 @@ impl Arena {
     /// Makes the block with this number and puts its leaves into the free list.
     fn add_block(&self, number: u32) -> Option<()> {
         let cell = self.blocks.get(number as usize)?;
-        let count = LEAVES_PER_BLOCK as usize;
+        let leaves = if number == 0 { self.first_block } else { LEAVES_PER_BLOCK };
+        let count = leaves as usize;
         let block = Block { leaves: zeroed_slice(count)?, metas: zeroed_slice(count)? };
-        let first_id = number * LEAVES_PER_BLOCK + 1;
+        let first_id = (number + 1) * LEAVES_PER_BLOCK - leaves + 1;
         for (meta, next) in block.metas.iter().zip(first_id + 1..) {
             meta.next_free.store(next, Ordering::Relaxed);
         }
@@ -228,13 +244,13 @@ impl Arena {
         let mut first = self.free.lock();
         last.next_free.store(*first, Ordering::Relaxed);
         *first = first_id;
-        self.free_count.fetch_add(LEAVES_PER_BLOCK, Ordering::Relaxed);
+        self.free_count.fetch_add(leaves, Ordering::Relaxed);
         Some(())
     }
 
     fn limit(&self) -> u32 {
         // `new` saw to it that the product fits.
-        u32::try_from(self.blocks.len()).map_or(u32::MAX, |blocks| blocks * LEAVES_PER_BLOCK)
+        u32::try_from(self.blocks.len()).map_or(u32::MAX, |blocks| self.leaves_of(blocks))
     }
 
     #[inline]
@@ -244,7 +260,9 @@ impl Arena {
         let block = self.blocks[(index / LEAVES_PER_BLOCK) as usize]
             .get()
             .expect("leaf ids come from `take`, so their block was made");
-        (block, (index % LEAVES_PER_BLOCK) as usize)
+        // The first block has the last ids of its range.
+        let end = (LEAVES_PER_BLOCK - index % LEAVES_PER_BLOCK) as usize;
+        (block, block.metas.len().wrapping_sub(end))
     }
 }
 
@@ -273,6 +291,30 @@ mod tests {
         assert!(taken.iter().all(|id| (1..=1024).contains(&id.0)));
         let full = arena.refill(1).unwrap_err();
         assert_eq!(full, ArenaFull { leaves: 1024, limit: 1024 });
+    }
+
+    #[test]
+    fn a_smaller_first_block_has_the_last_ids_of_its_range() {
+        let arena = Arena::new(1024).with_first_block(3);
+        arena.refill(1).unwrap();
+        assert_eq!((arena.free_count(), arena.leaf_count()), (3, 3));
+        let taken: Vec<_> = std::iter::from_fn(|| arena.take()).map(|id| id.0).collect();
+        assert_eq!(taken, [126, 127, 128]);
+        arena.refill(1).unwrap();
+        assert_eq!(arena.leaf_count(), 3 + LEAVES_PER_BLOCK);
+        assert_eq!(arena.take(), Some(LeafId(129)));
+        // Each id has memory of its own.
+        for id in taken {
+            let mapping = Mapping { physical: Some(PhysicalExtent(u64::from(id))), valid: 1 };
+            arena.leaf(LeafId(id)).replace(0, mapping);
+            arena.meta(LeafId(id)).last_lsn.store(u64::from(id), Ordering::Relaxed);
+        }
+        for id in 126..=128 {
+            assert_eq!(arena.leaf(LeafId(id)).load(0).physical, Some(PhysicalExtent(id.into())));
+            assert_eq!(arena.meta(LeafId(id)).last_lsn.load(Ordering::Relaxed), u64::from(id));
+        }
+        assert!(arena.leaf(LeafId(129)).is_empty());
+        assert_eq!(arena.refill(u32::MAX).unwrap_err().limit, 1024 - LEAVES_PER_BLOCK + 3);
     }
 
     #[test]

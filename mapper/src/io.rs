@@ -13,11 +13,6 @@ use crate::units::DeviceIndex;
 #[repr(C, align(64))]
 pub struct Page(pub [u8; PAGE_SIZE]);
 
-/// The memory of a page where O_DIRECT needs it aligned. Lives on the heap only; see [`Page`].
-#[derive(FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
-#[repr(C, align(4096))]
-struct Aligned([u8; PAGE_SIZE]);
-
 impl std::fmt::Debug for Page {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Page({:02x?}..)", &self.0[..8])
@@ -32,16 +27,24 @@ impl Page {
     }
 }
 
-/// Memory of an IO command: whole pages aligned to 4 KiB, never moved while the command is out.
+/// Memory of an IO command: whole pages aligned to 4 KiB, as O_DIRECT needs them, never moved while
+/// the command is out.
 pub struct IoBuffer {
-    memory: Box<[Aligned]>,
+    /// The pages, and what comes before the first multiple of 4 KiB and after the last. Memory that
+    /// is allocated with an alignment is written with zeroes; this is taken from the kernel page by
+    /// page, as it is used.
+    memory: Box<[u8]>,
+    /// The first page's place.
+    start: usize,
+    /// Pages that it could hold.
+    capacity: usize,
     /// Pages in use, from the front.
     count: usize,
 }
 
 impl std::fmt::Debug for IoBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "IoBuffer({} of {} pages)", self.count, self.memory.len())
+        write!(f, "IoBuffer({} of {} pages)", self.count, self.capacity)
     }
 }
 
@@ -49,20 +52,21 @@ impl IoBuffer {
     /// A zeroed buffer. `None` when there is no memory for it.
     #[must_use]
     pub fn new(pages: usize) -> Option<Self> {
-        let memory = <[Aligned]>::new_box_zeroed_with_elems(pages).ok()?;
-        let count = memory.len();
-        Some(Self { memory, count })
+        let bytes = pages.checked_add(1)?.checked_mul(PAGE_SIZE)?;
+        let memory = <[u8]>::new_box_zeroed_with_elems(bytes).ok()?;
+        let start = memory.as_ptr().align_offset(PAGE_SIZE);
+        Some(Self { memory, start, capacity: pages, count: pages })
     }
 
     /// Uses only the first `count` pages from now on (never more than the buffer has).
     pub fn set_pages(&mut self, count: usize) {
-        self.count = count.min(self.memory.len());
+        self.count = count.min(self.capacity);
     }
 
     /// Pages the buffer could hold.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.memory.len()
+        self.capacity
     }
 
     /// The pages in use.
@@ -79,12 +83,12 @@ impl IoBuffer {
     /// The bytes in use.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        self.memory[..self.count].as_bytes()
+        &self.memory[self.start..][..self.count * PAGE_SIZE]
     }
 
     /// The bytes in use, to be filled.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        self.memory[..self.count].as_mut_bytes()
+        &mut self.memory[self.start..][..self.count * PAGE_SIZE]
     }
 }
 

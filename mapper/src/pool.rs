@@ -20,7 +20,7 @@ use crate::plan::CommitTicket;
 use crate::read_cache::{CacheStatus, ReadCache};
 use crate::ring::{DeltaRing, Dropped};
 use crate::shared_counts::SharedCounts;
-use crate::stripe::{STRIPES, Stripe, stripe_index};
+use crate::stripe::{MAX_IN_FLIGHT, STRIPES, Stripe, stripe_index};
 use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, CachePadded, Ordering};
 use crate::units::{DeviceIndex, LeafId, Lsn, PhysicalExtent, SlotIndex, VolumeId};
 use crate::volume::Volume;
@@ -554,7 +554,7 @@ impl Pool {
             arena,
             counts: (0..MAX_DEVICES).map(|_| SharedCounts::default()).collect(),
             read_cache: ReadCache::new(geometry, tuning.read_cache),
-            stripes: Self::new_stripes(tuning.stripe_room),
+            stripes: Self::new_stripes(if tuning.sparing { 0 } else { MAX_IN_FLIGHT }),
             gate: MutationGate::new(slots, next_lsn),
             epochs: IoEpochs::new(slots),
             ring,

@@ -161,7 +161,11 @@ impl Engine {
         let sizes = std::iter::repeat_n(blocks, 2 + queue::MAX_WRITES_OUT)
             .chain(std::iter::repeat_n(1, copies));
         let buffers: Option<Vec<IoBuffer>> = sizes.map(IoBuffer::new).collect();
-        let buffers = buffers.ok_or(MapperError::Limit { what: "memory for IO", limit: 0 })?;
+        let mut buffers = buffers.ok_or(MapperError::Limit { what: "memory for IO", limit: 0 })?;
+        if !pool.tuning.sparing {
+            // A commit should not wait for the kernel to find memory.
+            buffers.iter_mut().for_each(|buffer| buffer.as_bytes_mut().fill(0));
+        }
         let slots = pool.tuning.workers + 1;
         let mut engine = Self {
             now_ns: 0,

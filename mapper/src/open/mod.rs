@@ -36,6 +36,8 @@ pub use options::{OpenMode, OpenOptions, OpenReport, Opened, PresentDevice};
 const READS_OUT: usize = 4;
 /// Pages of one read: 256 KiB.
 const READ_PAGES: usize = 64;
+/// Leaves that a pool which is one of many has from the start: 128 KiB of memory.
+const FIRST_LEAVES: u32 = 32;
 
 #[derive(Debug)]
 enum Stage {
@@ -389,10 +391,11 @@ impl Opening {
         self.report.was_clean = superblock.clean;
         let ring = self.take_ring(superblock)?;
         let tuning = self.options.tuning.clone();
+        let arena = Arena::new(tuning.max_leaves);
         let pool = Pool::assemble(PoolParts {
             pool_id: superblock.pool_id,
             geometry: Geometry::new(superblock.extent_size)?,
-            arena: Arena::new(tuning.max_leaves),
+            arena: if tuning.sparing { arena.with_first_block(FIRST_LEAVES) } else { arena },
             tuning,
             handles: found.handles,
             ring,

@@ -1,7 +1,6 @@
 //! Settings of an open pool, and its space in figures.
 
 use crate::space::Marks;
-use crate::stripe::MAX_IN_FLIGHT;
 
 /// Settings of an open pool that its format doesn't fix.
 #[derive(Clone, Debug)]
@@ -32,9 +31,9 @@ pub struct Tuning {
     pub whole_blocks: bool,
     /// Log blocks of one commit, at the most; also the pages of one metadata write.
     pub commit_blocks: usize,
-    /// Slow writes for which each stripe has memory from the start. A page of it is touched at
-    /// once, and the rest when it is used.
-    pub stripe_room: usize,
+    /// One of many pools: memory for requests and commits is taken when it is used first, and not
+    /// from the start.
+    pub sparing: bool,
     /// Where the pool's states begin. `None`: it is never slowed down, and only full when it is.
     pub marks: Option<Marks>,
     /// Bytes a second that folds may copy; 0: nothing is folded.
@@ -61,7 +60,7 @@ impl Default for Tuning {
             synchronous: false,
             whole_blocks: false,
             commit_blocks: 64,
-            stripe_room: MAX_IN_FLIGHT,
+            sparing: false,
             marks: None,
             fold_rate: 64 << 20,
             evacuation_rate: 64 << 20,
@@ -73,16 +72,16 @@ impl Default for Tuning {
 
 impl Tuning {
     /// For a pool that is one of many: less memory from the start, and allocations on the path of
-    /// a first write. The next block of leaves is made when the free leaves are those of 4 GiB at
+    /// a first write. The next block of leaves is made when the free leaves are those of 1 GiB at
     /// the default extent, and a commit has up to 64 KiB. All leaves together map 16 TiB at the
     /// default extent, and take 1 GiB.
     #[must_use]
     pub fn sparing() -> Self {
         Self {
-            spare_leaves: 64,
+            spare_leaves: 16,
             max_leaves: 1 << 18,
             commit_blocks: 16,
-            stripe_room: 0,
+            sparing: true,
             ..Self::default()
         }
     }

@@ -98,7 +98,7 @@ impl World {
             synchronous: false,
             whole_blocks: false,
             commit_blocks: profile.commit_blocks,
-            stripe_room: 0,
+            sparing: true,
             marks: profile.marks,
             fold_rate: profile.fold_rate,
             evacuation_rate: profile.evacuation_rate,
