@@ -12,6 +12,8 @@ use nix::unistd::Pid;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::configure_io_flusher_behavior;
 
+use crate::heap;
+
 /// The protection that the process was granted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Protection {
@@ -26,10 +28,12 @@ pub struct Protection {
     pub problems: Vec<String>,
 }
 
-/// Locks memory, takes the process off the list of those to be killed when memory is out, and
-/// raises the limit on open files. A request that is refused for lack of privilege is in the
-/// answer, and no error: a daemon without privilege is useful for tests and small machines.
+/// Locks memory, of which no more is kept than is used, takes the process off the list of those to
+/// be killed when memory is out, and raises the limit on open files. A request that is refused for
+/// lack of privilege is in the answer, and no error: a daemon without privilege is useful for tests
+/// and small machines.
 pub fn protect_process() -> Protection {
+    heap::return_large_pieces();
     let mut problems = Vec::new();
     let memory_locked = match lock_memory() {
         Ok(()) => true,

@@ -31,7 +31,7 @@ const BUSY: [Program; 8] = [
 
 /// Programs that use less than one core. Short forms share the two kernels among them; the longest
 /// come first.
-const WAITING: [Program; 22] = [
+const WAITING: [Program; 23] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),
     ("vm", &["cluster", "--short", "--kernel", "7"], &["cluster"]),
@@ -58,6 +58,7 @@ const WAITING: [Program; 22] = [
     ("vm", &["demo", "--short", "--kernel", "7"], &["demo"]),
     ("vm", &["hosts", "fence", "--short", "--kernel", "7"], &["hosts", "fence"]),
     ("vm", &["hosts", "migrate", "--short", "--kernel", "6.12"], &["hosts", "migrate"]),
+    ("vm", &["hosts", "many", "--short"], &["hosts", "many"]),
 ];
 
 /// Runs all of them.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::folder::Folder;
@@ -18,6 +18,11 @@ const PROGRESS: Duration = Duration::from_secs(20);
 /// Bytes of a cell, and of its volume.
 const CELL: &str = "64M";
 const VOLUME: &str = "1G";
+/// The most memory that a cell may take: 1 MiB of its own, and its part of the threads that the
+/// daemon keeps for control calls.
+const MOST_KIB: u64 = 1280;
+/// The fewest cells of which that is asked: the daemon's own memory grows, too.
+const FEWEST: u64 = 20;
 
 /// The kernel's account of a daemon.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +38,7 @@ struct Account {
 /// its process are part of an error.
 ///
 /// # Errors
-/// When a cell can't be made, or is not there after the start.
+/// When a cell can't be made, is not there after the start, or takes too much memory.
 pub fn many(cells: u64) -> Result<String> {
     let below = tools::build_folder()?.join("vm/run");
     fs::create_dir_all(&below)?;
@@ -55,6 +60,7 @@ pub fn many(cells: u64) -> Result<String> {
     let made = start.seconds();
     let after = Account::of(&daemon)?;
     println!("many: made in {made:.1} s; {}", after.since(&before, cells));
+    after.check(&before, cells)?;
     daemon.kill()?;
     let served = daemon.start()?;
     let all_there = || -> Option<()> {
@@ -67,6 +73,7 @@ pub fn many(cells: u64) -> Result<String> {
     tools::wait_until("all cells to be open", limit, all_there)
         .with_context(|| daemon.last_words())?;
     let again = Account::of(&daemon)?;
+    again.check(&before, cells)?;
     Ok(format!(
         "{cells} cells after kill -9 served in {:.1} s; {}",
         served.as_secs_f64(),
@@ -97,6 +104,15 @@ impl Account {
             threads: value("Threads:")?,
             files: fs::read_dir(Path::new(&process).join("fd"))?.count() as u64,
         })
+    }
+
+    /// Refuses cells that take more memory than they should.
+    fn check(&self, before: &Self, cells: u64) -> Result<()> {
+        let each = self.resident_kib.saturating_sub(before.resident_kib) / cells.max(1);
+        if cells >= FEWEST && each > MOST_KIB {
+            bail!("a cell takes {each} KiB of memory, more than {MOST_KIB}");
+        }
+        Ok(())
     }
 
     /// A text about all, and about each cell.
