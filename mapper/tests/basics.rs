@@ -344,6 +344,7 @@ fn a_sparing_pool_makes_more_leaves_only_when_few_are_left() {
     media.create();
     let options = OpenOptions { tuning: Tuning::sparing(), ..media.open_options() };
     let mut rig = Rig::open_with(media, options).unwrap();
+    assert!(rig.pool.spare_leaves() <= 32, "{} leaves are ready", rig.pool.spare_leaves());
     let id = rig.create("a", 600 << 24);
     let volume = rig.attach(id);
     let of = |slot: u64| pattern(u8::try_from(slot % 251).unwrap(), 4096);
@@ -351,7 +352,7 @@ fn a_sparing_pool_makes_more_leaves_only_when_few_are_left() {
         rig.write(&volume, slot << 24, &of(slot)).unwrap();
     }
     rig.settle();
-    // Of its first block, where another pool makes the second one at its first write.
+    // Another pool makes blocks until as many are ready.
     assert!(rig.pool.spare_leaves() < 512, "{} leaves are ready", rig.pool.spare_leaves());
     for slot in 400..600 {
         rig.write(&volume, slot << 24, &of(slot)).unwrap();

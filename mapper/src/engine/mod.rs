@@ -388,12 +388,11 @@ impl Engine {
 
     /// Ensures that there are leaves for `changes` changes.
     pub(crate) fn ensure_leaves(&mut self, changes: usize) -> Result<(), MapperError> {
-        if self.spares.ensure(&self.pool, changes) {
-            return Ok(());
-        }
         let full = |_| MapperError::Limit { what: "memory for leaves", limit: 0 };
-        self.pool.arena.refill(self.pool.tuning.spare_leaves.max(16)).map_err(full)?;
-        self.spares.ensure(&self.pool, changes);
+        // Workers may take the new ones first.
+        while !self.spares.ensure(&self.pool, changes) {
+            self.pool.arena.refill(self.pool.tuning.spare_leaves.max(1)).map_err(full)?;
+        }
         Ok(())
     }
 

@@ -28,6 +28,8 @@ const FEWEST: u64 = 20;
 #[derive(Clone, Copy, Debug)]
 struct Account {
     resident_kib: u64,
+    /// Without the pages of its program, of which calls use more and more.
+    own_kib: u64,
     /// Addresses whose pages stay in memory once they are used.
     locked_kib: u64,
     threads: u64,
@@ -100,6 +102,7 @@ impl Account {
         };
         Ok(Self {
             resident_kib: value("VmRSS:")?,
+            own_kib: value("RssAnon:")? + value("RssShmem:")?,
             locked_kib: value("VmLck:")?,
             threads: value("Threads:")?,
             files: fs::read_dir(Path::new(&process).join("fd"))?.count() as u64,
@@ -108,7 +111,7 @@ impl Account {
 
     /// Refuses cells that take more memory than they should.
     fn check(&self, before: &Self, cells: u64) -> Result<()> {
-        let each = self.resident_kib.saturating_sub(before.resident_kib) / cells.max(1);
+        let each = self.own_kib.saturating_sub(before.own_kib) / cells.max(1);
         if cells >= FEWEST && each > MOST_KIB {
             bail!("a cell takes {each} KiB of memory, more than {MOST_KIB}");
         }
