@@ -10,6 +10,8 @@
 //! ```
 
 mod console;
+#[expect(unsafe_code, reason = "an instruction that reads the processor's counter")]
+mod counter;
 mod drive;
 mod fetch;
 pub mod forgetful;
@@ -383,8 +385,13 @@ impl Vm {
         let frame = Frame { memory_mib, nodes, cpus, persistence: self.persistence };
         qemu.args(drive::machine(&frame, &self.drives)?);
         qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(folder.join("root"));
-        let limit = format!(" LIMIT={}", self.limit.as_secs());
-        let more = if self.counts_instructions.is_some() { COUNTED_WORDS } else { &limit };
+        let more = match self.counts_instructions {
+            Some(_) => COUNTED_WORDS.to_owned(),
+            None if help.starts_with("tcg") => {
+                format!(" LIMIT={}{}", self.limit.as_secs(), counter::word())
+            }
+            None => format!(" LIMIT={}", self.limit.as_secs()),
+        };
         qemu.args(["-append", &format!("{COMMAND_LINE}{more}{}", self.words)]);
         // The kernel's messages go to a file, those of the script to us.
         qemu.arg("-chardev")
