@@ -267,12 +267,20 @@ impl Control {
         let (group, name) = (self.group(&asked.group)?, cell_name(&asked.name)?);
         let _one = self.lock_cell(&group, &name).await;
         let found = self.find_cell(&group, &name).await?;
-        let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
-        if found.holder != Holder::This {
+        let mut found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
+        let is_former = matches!(&found.holder, Holder::Other(by) if by.host == group.host());
+        if found.holder != Holder::This && (!is_former || found.is_new) {
             return Ok(false);
         }
         if self.0.stopping.load(Ordering::SeqCst) {
             return Err(Error::in_use(format!("cell {name}"), "is on a daemon that ends"));
+        }
+        if is_former {
+            // It was not closed at this host's last boot, so that no other host may open it (H6).
+            match self.take_back(&group, &found).await? {
+                Some(taken) => found = taken,
+                None => return Ok(false),
+            }
         }
         if asked.only_unused {
             self.refuse_attached(&name)?;

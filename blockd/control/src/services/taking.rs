@@ -156,6 +156,18 @@ impl Control {
         Ok(cell)
     }
 
+    /// Takes a cell whose lease this host had before its last boot, and recovers its pool. `None`
+    /// where it has none.
+    pub(super) async fn take_back(
+        &self,
+        group: &Arc<Group>,
+        found: &Cell,
+    ) -> Result<Option<Cell>, Error> {
+        self.join_group(group).await?;
+        let cell = self.take_free(group, found, false, None).await?;
+        Ok(self.open_taken(group, &cell, false).await?.map(|_| cell))
+    }
+
     /// Opens the pool of a cell that was taken. Gives the changes that were replayed; `None` where
     /// there is no pool: its lease is given back. `was_free`: also if the pool can't be opened. One
     /// that is open and can't be remembered stays.

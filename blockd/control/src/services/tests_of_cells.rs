@@ -238,6 +238,21 @@ async fn a_host_that_was_restarted_has_a_new_key_and_takes_its_own_cells_back() 
 }
 
 #[tokio::test]
+async fn a_host_that_was_restarted_recovers_its_cell_for_the_one_that_asks() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    hosts.die("one").await;
+    hosts.boot_this().await;
+    let asked = v1::HandOverCellRequest { only_unused: true, ..handing() };
+    assert!(hosts.this.control.hand_over(asked.clone()).await.unwrap());
+    let taken = hosts.other.client.take_cell(taking("one", false)).await.unwrap().into_inner();
+    assert!(taken.changed && taken.fenced_host == 0);
+    assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+    // By then it is none of this host's.
+    assert!(!hosts.this.control.hand_over(asked).await.unwrap());
+}
+
+#[tokio::test]
 async fn a_host_that_was_fenced_comes_back_by_a_restart() {
     let mut hosts = Hosts::new().await;
     hosts.create("one").await;
