@@ -10,12 +10,12 @@ const LARGE: libc::c_int = 17 << 12;
 ///
 /// By itself the C library of GNU does so only until the first of them is freed. Afterwards a piece
 /// lies among others, where it is overwritten with zeroes at once, and what is freed stays: for a
-/// daemon with many pools, a tenth of its memory and more. To be called before there are threads.
+/// daemon with many pools, a tenth of its memory and more.
 pub(crate) fn return_large_pieces() {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: the call takes numbers alone, and no other thread allocates meanwhile. No safe
-        // code has it.
+        // SAFETY: the call takes numbers alone, and the library has a lock for it. A thread that
+        // allocates meanwhile sees the former number or the new one. No safe code has this call.
         let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
     }
 }
