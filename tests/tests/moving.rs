@@ -95,7 +95,7 @@ fn a_writer_that_verifies_meets_no_error_until_its_volume_has_moved() {
         (rounds, ended.elapsed())
     });
     println!("{rounds} rounds beside the writer; {} ms without it", pause.as_millis());
-    assert!(rounds > 1, "{rounds} rounds beside the writer");
+    assert!(rounds > 0, "no round beside the writer");
     assert!(pause < LIMIT, "{pause:?}");
     fio(&there, &folder, "--rw=read").unwrap();
     assert!(content(&there) == content(&here));

@@ -57,7 +57,7 @@ fn ticks() -> u64 {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::*;
 
