@@ -164,8 +164,11 @@ impl Control {
         found: &Cell,
     ) -> Result<Option<Cell>, Error> {
         self.join_group(group).await?;
-        let cell = self.take_free(group, found, false, None).await?;
-        Ok(self.open_taken(group, &cell, false).await?.map(|_| cell))
+        self.refuse_other_pool(group, &found.name, Some(found))?;
+        // This host may have taken a free lease, and not have opened the pool before its boot.
+        let was_free = group.member().was_free(&found.name);
+        let cell = self.take_free(group, found, was_free, None).await?;
+        Ok(self.open_taken(group, &cell, was_free).await?.map(|_| cell))
     }
 
     /// Opens the pool of a cell that was taken. Gives the changes that were replayed; `None` where
