@@ -10,7 +10,7 @@ use blockd_mapper::io::{IoError, IoOp};
 use blockd_mapper::open::OpenOptions;
 use blockd_mapper::plan::*;
 use blockd_mapper::pool::Tuning;
-use blockd_mapper::ring::VecRingMemory;
+use blockd_mapper::ring::{RingMemory, VecRingMemory};
 use blockd_mapper::units::VolumeId;
 use blockd_mapper::worker::Attachment;
 use common::*;
@@ -462,6 +462,54 @@ fn a_fold_that_meets_a_media_error_is_not_tried_for_ever() {
     rig.check();
     assert_eq!((rig.mapped(id), rig.engine.fold_status().folded), (1, 1));
     assert_eq!(rig.read(&volume, 0, EXTENT), ones_with(&[(0, 2)]));
+}
+
+/// A structure change waits for folds, and holds back the checkpoint that a full log needs: a fold
+/// that has begun must not wait for either of them.
+#[test]
+fn folds_end_without_a_commit_also_where_the_ring_is_full() {
+    let media = pool_of(true);
+    // No fold for a second.
+    let tuning = Tuning { fold_rate: 1, workers: 2, ..Tuning::default() };
+    let ring: Arc<dyn RingMemory> = Arc::new(VecRingMemory::new(4, 8));
+    let options = OpenOptions { ring: Some(ring), tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let id = rig.create("a", 1 << 30);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &[1; 40 * EXTENT]).unwrap();
+    let snapshot = rig.snapshot(id, "s");
+    for extent in 0..40 {
+        rig.write(&volume, (extent * EXTENT) as u64, &[2; BLOCK]).unwrap();
+    }
+    rig.control(Control::Delete { volume: snapshot }).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    rig.now += 100_000_000_000_000;
+    // The log stands still: its writes are not answered.
+    let mut held = Vec::new();
+    for _ in 0..1000 {
+        let Some(mut command) = rig.engine.poll(rig.now) else { break };
+        if matches!(command.op, IoOp::Write { fua: true, .. }) {
+            held.push(command);
+        } else {
+            rig.media.run(&mut command);
+            rig.engine.complete(command, Ok(()));
+        }
+    }
+    let status = rig.engine.fold_status();
+    assert!(!held.is_empty() && status.folded > 4, "{status:?}");
+    assert_eq!(status.running, 0, "{status:?}");
+    for mut command in held {
+        rig.media.run(&mut command);
+        rig.engine.complete(command, Ok(()));
+    }
+    rig.engine.set_fold_rate(64 << 20);
+    for _ in 0..40 {
+        rig.now += 1_000_000_000;
+        rig.settle();
+    }
+    let status = rig.engine.fold_status();
+    assert!(status.folded == 40 && status.settled, "{status:?}");
+    rig.check();
 }
 
 #[test]

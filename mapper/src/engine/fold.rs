@@ -322,7 +322,10 @@ impl Engine {
                 false
             }
             Stage::Out => false,
-            Stage::Ending(is_copied) => self.end_fold(at, is_copied),
+            Stage::Ending(is_copied) => {
+                self.end_fold(at, is_copied);
+                true
+            }
         }
     }
 
@@ -385,14 +388,10 @@ impl Engine {
         }
     }
 
-    /// Publishes a fold, or ends it without a change. `false`: there is no room for the record yet.
-    fn end_fold(&mut self, at: usize, is_copied: bool) -> bool {
+    /// Publishes a fold, or ends it without a change.
+    fn end_fold(&mut self, at: usize, is_copied: bool) {
         let pool = Arc::clone(&self.pool);
         let slot = pool.tuning.workers;
-        if !pool.ring.reserve(slot, CHANGE_UNITS) {
-            pool.want_commit();
-            return false;
-        }
         let (has_leaves, later) = (self.ensure_leaves(1).is_ok(), self.later());
         if let Some(parity) = self.folds.running[at].parity.take() {
             pool.epochs.leave(slot, parity);
@@ -433,14 +432,13 @@ impl Engine {
             counts.sub(local);
         }
         pool.read_cache.end_hold(fold.overlay);
-        let Some(write) = write else { return true };
+        let Some(write) = write else { return };
         if write.page_promised {
             pool.return_page();
         }
         if write.awaited | stripe.take_awaited() {
             pool.bump();
         }
-        true
     }
 }
 

@@ -8,7 +8,7 @@ use crate::engine::Engine;
 use crate::engine::copy::Copy;
 use crate::entry::{Composite, Entry};
 use crate::leaf::LEAF_ENTRIES;
-use crate::pool::Pool;
+use crate::pool::{CHANGE_UNITS, Pool};
 use crate::stripe::SlowWrite;
 use crate::sync::Ordering;
 use crate::units::{ExtentIndex, PhysicalExtent, SlotIndex, VolumeId};
@@ -107,7 +107,16 @@ impl Engine {
             || stripe.on(identity.id, extent).next().is_some();
         let strict = pool.pages.0.strict.load(Ordering::Relaxed);
         let page_promised = !directory.is_dirty(extent.slot()) || strict;
-        if is_busy || (page_promised && !pool.promise_page(true)) {
+        // Room for its record from the start. At the end it could be waited for in vain: while a
+        // structure change waits for the fold, no checkpoint makes room in the log, which a commit
+        // needs to make room in the ring.
+        let has_room = !is_busy && pool.ring.reserve(pool.tuning.workers, CHANGE_UNITS);
+        if !has_room || (page_promised && !pool.promise_page(true)) {
+            if has_room {
+                pool.ring.release(pool.tuning.workers, CHANGE_UNITS);
+            } else if !is_busy {
+                pool.want_commit();
+            }
             self.folds.put_off(self.later());
             return;
         }
