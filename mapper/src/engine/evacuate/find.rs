@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::moving::MOST_HOLDERS;
 use crate::engine::Engine;
 use crate::leaf::LEAF_ENTRIES;
 use crate::mutation::{Mutation, Situation, active, met};
@@ -83,8 +84,19 @@ impl Engine {
         if volume.state.load(Ordering::SeqCst) != OPEN {
             return next;
         }
+        let is_leaving = self.evacuation.leaving.is_some();
+        let holders = self.pool.arena.meta(leaf).references.load(Ordering::Relaxed) as usize;
+        if !is_leaving && holders > MOST_HOLDERS {
+            return next;
+        }
+        // Whether an extent is to be moved is seen in the leaves of all relatives.
+        let family = self.pool.volumes.read().family(volume.identity.lineage);
+        let looks = if is_leaving { 0 } else { u32::try_from(family).unwrap_or(u32::MAX) };
         let home = self.pinned_to(volume);
         for entry in first..LEAF_ENTRIES {
+            if entry > first && *left == 0 {
+                return (id, slot, entry);
+            }
             let extent = ExtentIndex(slot.first_extent().0 + entry as u64);
             let pool = Arc::clone(&self.pool);
             for physical in pool.arena.entry(leaf, entry).extents() {
@@ -101,6 +113,7 @@ impl Engine {
                     return (id, slot, entry);
                 }
                 self.begin_move(volume, extent, physical);
+                *left = left.saturating_sub(looks);
             }
         }
         next

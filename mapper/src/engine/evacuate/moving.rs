@@ -39,7 +39,7 @@ const SWITCHES_AT_ONCE: usize = 16;
 const SWITCH_LIMIT_NS: u64 = 30_000_000_000;
 /// Volumes and snapshots that name an extent at the most for a rebalance to move it: each gets a
 /// leaf and a page of its own. A device that leaves has no choice.
-const MOST_HOLDERS: usize = 64;
+pub(super) const MOST_HOLDERS: usize = 64;
 /// In the table of slow writes, tokens of moves have this bit, and those of folds have not.
 const OF_MOVE: u64 = 1 << 47;
 
