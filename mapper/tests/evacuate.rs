@@ -3,7 +3,7 @@
 
 mod common;
 
-use blockd_mapper::create::NewDevice;
+use blockd_mapper::create::{CreateOptions, NewDevice};
 use blockd_mapper::engine::{Control, Outcome};
 use blockd_mapper::error::MapperError;
 use blockd_mapper::format::superblock::DeviceState;
@@ -22,7 +22,7 @@ const BLOCK: usize = 4096;
 /// A pool of three devices whose entries may be composite. The first has hardly room for data.
 fn pool(sizes: &[usize]) -> Media {
     let mut media = Media::new(sizes);
-    let options = blockd_mapper::create::CreateOptions { composite: true, ..media.options() };
+    let options = CreateOptions { composite: true, ..media.options() };
     media.create_with(&options);
     media
 }
@@ -405,6 +405,93 @@ fn checkpoints_while_moves_wait_leave_no_page_promised() {
     }
     rig.worker.complete(&other, &mut slow, Ok(())).unwrap();
     wait_until_gone(&mut rig);
+    expect(&mut rig, &all);
+    rig.check();
+}
+
+/// The extents of moves are discarded while a checkpoint waits for pages, and lets nothing promise
+/// any: the moves end, and it is written.
+#[test]
+fn moves_that_a_discard_empties_hold_no_checkpoint_up() {
+    let mut media = Media::new(&[4 * MIB, 16 * MIB, 160 * MIB]);
+    let options = CreateOptions { reserve_size: Some(EXTENT as u64), ..media.options() };
+    media.create_with(&options);
+    let mut rig = Rig::open(media).unwrap();
+    let (a, wide) = (rig.create("a", 16 << 20), rig.create("wide", 1 << 40));
+    let (a, wide) = (rig.attach(a), rig.attach(wide));
+    rig.write(&a, 0, &data(1, 8 * MIB)).unwrap();
+    // More slots than there are pages for.
+    let place = |slot: u64| slot * 256 * EXTENT as u64;
+    for slot in 0..1600 {
+        rig.write(&wide, place(slot), &[1; BLOCK]).unwrap();
+        rig.settle();
+    }
+    rig.engine.set_evacuation_rate(0);
+    remove(&mut rig, 1);
+    let filler = rig.create("filler", 1 << 40);
+    let filler = rig.attach(filler);
+    let mut plan = Plan::with_capacity(64);
+    for at in (0_u64..).step_by(EXTENT) {
+        rig.settle();
+        match rig.worker.write(&filler, at, BLOCK as u64, false, &mut plan).unwrap() {
+            Step::Issue { .. } => drop(rig.worker.complete(&filler, &mut plan, Ok(())).unwrap()),
+            _ if filler.is_out_of_space() => break,
+            _ => rig.now += 2_000_000,
+        }
+    }
+    rig.control(Control::Checkpoint).unwrap();
+    let mut slow = Plan::with_capacity(64);
+    let step = rig.worker.read(&wide, 0, BLOCK as u64, &mut slow).unwrap();
+    assert!(matches!(step, Step::Issue { .. }));
+    rig.engine.set_evacuation_rate(64 << 20);
+    rig.now += 100_000_000;
+    rig.settle();
+    rig.discard(&a, 0, 8 * MIB);
+    let discard = |rig: &mut Rig, slot| rig.worker.discard(&wide, place(slot), EXTENT as u64);
+    let discarded =
+        (0..1600).take_while(|slot| matches!(discard(&mut rig, *slot), Ok(Step::Done { .. })));
+    let discarded = discarded.count();
+    assert!((100..1600).contains(&discarded), "{discarded}");
+    rig.settle();
+    rig.worker.complete(&wide, &mut slow, Ok(())).unwrap();
+    for _ in 0..100 {
+        rig.now += 10_000_000;
+        rig.settle();
+    }
+    for slot in discarded as u64..1600 {
+        rig.discard(&wide, place(slot), EXTENT);
+    }
+    wait_until_gone(&mut rig);
+    rig.check();
+}
+
+/// References that are dropped all the time, elsewhere, do not keep it.
+#[test]
+fn an_empty_device_leaves_while_space_elsewhere_is_being_given_back() {
+    let mut rig = Rig::open(pool(&[4 * MIB, 16 * MIB, 40 * MIB])).unwrap();
+    let all = family(&mut rig);
+    remove(&mut rig, 1);
+    let other = rig.create("other", 1 << 20);
+    let other = rig.attach(other);
+    rig.write(&other, 0, &[1; EXTENT]).unwrap();
+    for _ in 0..2_000 {
+        if rig.engine.evacuation_status().left == 0 {
+            break;
+        }
+        rig.now += 1_000_000;
+        rig.settle();
+    }
+    let status = rig.engine.evacuation_status();
+    assert!(status.device.is_some() && status.left == 0, "{status:?}");
+    let mut slow = Plan::with_capacity(64);
+    let step = rig.worker.read(&other, 0, BLOCK as u64, &mut slow).unwrap();
+    assert!(matches!(step, Step::Issue { .. }));
+    rig.discard(&other, 0, EXTENT);
+    rig.flush(&other).unwrap();
+    wait_until_gone(&mut rig);
+    rig.worker.complete(&other, &mut slow, Ok(())).unwrap();
+    rig.settle();
+    garble(&mut rig, 1);
     expect(&mut rig, &all);
     rig.check();
 }

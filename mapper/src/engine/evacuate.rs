@@ -429,7 +429,7 @@ impl Engine {
         }
         let is_empty = space.used_leaving() <= superblocks(leaving);
         drop(space);
-        if is_empty && self.evacuation.running.is_empty() && self.releases.is_idle() {
+        if is_empty && self.evacuation.running.is_empty() {
             self.remove_leaving(leaving);
         } else {
             self.evacuation.again_ns = Some(self.later());

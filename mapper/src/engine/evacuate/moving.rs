@@ -410,7 +410,7 @@ impl Engine {
                 counts.add(local, 1);
             }
             let place = (&*volume, one.extent);
-            if !record(&pool, &mut self.spares, &gate, place, (entry, new)) {
+            if !record(&pool, &mut self.spares, &gate, place, (entry, new), true) {
                 if let Some((counts, local)) = held {
                     counts.sub(local);
                 }
@@ -438,12 +438,15 @@ impl Engine {
         let token = one.write(slot);
         let gate = pool.gate.enter(slot);
         let mut stripe = pool.stripe(one.lineage, one.extent.slot()).lock();
-        // The last write over an extent that a discard has emptied unmaps it (R5e).
+        // The last write over an extent that a discard has emptied unmaps it (R5e). As that of any
+        // slow write its page is provided for: the discard has made the slot dirty, and a cut since
+        // then has promised a page. To ask for one could be in vain: a checkpoint that is short of
+        // pages lets none be promised until this has ended.
         if is_emptied(&stripe, token) && has_leaves {
             let is_empty = |entry: Entry| entry == Entry::Mapped { physical: one.from, valid: 0 };
             for (volume, entry) in Self::naming(&pool, one) {
                 let (place, step) = ((&*volume, one.extent), (entry, Entry::Unmapped));
-                if is_empty(entry) && !record(&pool, &mut self.spares, &gate, place, step) {
+                if is_empty(entry) && !record(&pool, &mut self.spares, &gate, place, step, false) {
                     one.retry_ns = self.now_ns.saturating_add(AWAITED_POLL_NS);
                     return false;
                 }
@@ -505,19 +508,20 @@ fn remove_write(pool: &Pool, stripe: &mut Stripe, token: u64) {
     }
 }
 
-/// Records a new entry of a volume or snapshot. `false`: there is no page for it, or no room in the
-/// delta ring, until a checkpoint or commit, which is requested.
+/// Records a new entry of a volume or snapshot. `false`: there is no page for it, if it asks for
+/// one, or no room in the delta ring, until a checkpoint or commit, which is requested.
 fn record(
     pool: &Pool,
     spares: &mut Spares,
     gate: &MutationGuard<'_>,
     (volume, extent): (&Volume, ExtentIndex),
     step: (Entry, Entry),
+    asks: bool,
 ) -> bool {
     let ring_slot = pool.tuning.workers;
     let directory = volume.directory.load_full();
-    let needs_page =
-        !directory.is_dirty(extent.slot()) || pool.pages.0.strict.load(Ordering::Relaxed);
+    let is_strict = || pool.pages.0.strict.load(Ordering::Relaxed);
+    let needs_page = asks && (!directory.is_dirty(extent.slot()) || is_strict());
     if needs_page && !pool.promise_page(true) {
         pool.want_engine();
         return false;
