@@ -134,6 +134,8 @@ pub(crate) struct Wake {
     pub(crate) dirty_noted: AtomicBool,
     /// A flush waits for a commit, or a ring is half full.
     pub(crate) commit: AtomicBool,
+    /// A change that dropped a reference was published since the last commit's cut.
+    pub(crate) dropped: AtomicBool,
     /// The IO epoch that parked writes wait for; 0 for none.
     pub(crate) epoch: AtomicU64,
 }
@@ -465,6 +467,10 @@ impl Pool {
     pub(crate) fn publish(&self, slot: usize, lsn: Lsn, change: &Change, dropped: Dropped) {
         if self.ring.publish(slot, lsn, change, dropped).is_none() {
             self.fail(MapperError::Internal("a change without room in the delta ring"));
+        }
+        // After the change itself: a commit that clears the mark captures that.
+        if dropped != Dropped::Nothing && !self.wake.0.dropped.load(Ordering::SeqCst) {
+            self.wake.0.dropped.store(true, Ordering::SeqCst);
         }
     }
 

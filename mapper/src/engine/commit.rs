@@ -145,6 +145,7 @@ impl Engine {
 
     /// Takes records of all slots in LSN order up to the cut, as far as the log has room (R6).
     fn capture(&mut self) {
+        let dropped = self.pool.wake.0.dropped.swap(false, Ordering::SeqCst);
         let assigned = self.pool.gate.last_assigned();
         let cut = self.pool.gate.cut();
         let mut room = self.wal.free().min(self.commit.max_blocks as u64);
@@ -176,9 +177,18 @@ impl Engine {
                 self.pool.wake.0.commit.store(true, Ordering::SeqCst);
             }
         }
+        if dropped && (full || cut < assigned) {
+            // It may be of a change that is left.
+            self.pool.wake.0.dropped.store(true, Ordering::SeqCst);
+        }
         if active(Mutation::TrimAtCapture) {
             self.trim();
         }
+    }
+
+    /// Whether a change that drops a reference is still to become durable.
+    pub(super) fn drops_to_commit(&self) -> bool {
+        self.pool.wake.0.dropped.load(Ordering::SeqCst) || !self.commit.drops.is_empty()
     }
 
     /// The slot whose next record has the lowest LSN, if that is within the cut. A run names a slot

@@ -474,12 +474,13 @@ impl Engine {
         self.space.stuck = false;
         self.space.comes_later = comes_later;
         let mut news = false;
-        let coming = comes_later || !self.releases.is_idle();
+        let awaits_commit = self.drops_to_commit() || self.releases.awaits_commit();
+        let coming = comes_later || awaits_commit || !self.releases.is_idle();
         for volume in waiting.iter().filter(|one| one.is_starving()).map(|one| &one.volume) {
             let quota = volume.quota.load(Ordering::Relaxed);
             let by_quota = quota > 0 && volume.held() >= quota;
             if coming && !by_quota {
-                if self.releases.awaits_commit() {
+                if awaits_commit {
                     // Dropped extents can be granted again once their change is durable (R4).
                     self.pool.want_commit();
                 }

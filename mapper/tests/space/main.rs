@@ -126,6 +126,32 @@ fn space_set_aside_is_available_in_a_full_pool() {
     rig.check();
 }
 
+/// Space that a discard has given back is on its way from the first moment on: what comes right
+/// after the discard waits for the commit, and is not refused.
+#[test]
+fn a_write_right_after_a_discard_is_not_refused() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let id = rig.create("thin", 1 << 40);
+    let volume = rig.attach(id);
+    let written = fill(&mut rig, &volume, 0);
+    assert!(volume.is_out_of_space());
+    volume.ask_again();
+    for extent in 0..4 {
+        rig.discard(&volume, extent * EXTENT, 64 << 10);
+        let mut tries = 0;
+        while try_write(&mut rig, &volume, written + extent, false).is_some() {
+            rig.settle();
+            assert!(!volume.is_out_of_space(), "after {tries} tries");
+            tries += 1;
+            assert!(tries < 8, "the space does not come without time passing");
+        }
+    }
+    // And none is on its way after that.
+    assert_eq!(fill(&mut rig, &volume, written + 4), 0);
+    assert!(volume.is_out_of_space());
+    rig.check();
+}
+
 #[test]
 fn a_thick_volume_writes_again_where_it_discarded_unless_a_snapshot_keeps_the_extents() {
     for (discarded, has_snapshot) in [(1, false), (256, false), (256, true)] {
