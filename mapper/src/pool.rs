@@ -137,6 +137,8 @@ pub(crate) struct Wake {
     /// A change that dropped a reference was published since the last commit's cut.
     pub(crate) dropped: AtomicBool,
     /// The IO epoch that parked writes wait for; 0 for none.
+    /// A worker waits for leaves.
+    pub(crate) leaves: AtomicBool,
     pub(crate) epoch: AtomicU64,
 }
 

@@ -27,11 +27,12 @@ impl Engine {
     pub(super) fn step_grants(&mut self) {
         if self.pool.arena.free_count() < self.pool.tuning.spare_leaves {
             // Out of memory shows as writes that park, not as a failure of the pool.
-            let before = self.pool.arena.leaf_count();
             let _ = self.pool.arena.refill(self.pool.tuning.spare_leaves);
-            if self.pool.arena.leaf_count() > before {
-                self.pool.bump();
-            }
+        }
+        // However they came: by now, for another purpose, or back from a worker.
+        if self.pool.arena.free_count() > 0 && self.pool.wake.0.leaves.swap(false, Ordering::SeqCst)
+        {
+            self.pool.bump();
         }
         self.update_limits();
         self.grant_space();
@@ -180,7 +181,7 @@ impl Engine {
     /// Whether anything was taken, and whether there may be more in a moment.
     pub(super) fn take_reserves(&mut self, volumes: &Volumes) -> (bool, bool) {
         let (mut taken, mut kept) = (0, false);
-        for volume in volumes.values() {
+        for volume in self.space.holders(volumes) {
             if volume.spare() == 0 {
                 continue;
             }

@@ -161,11 +161,11 @@ impl Worker {
         match reason {
             ParkReason::Ring => self.pool.want_commit(),
             ParkReason::InFlight => {}
-            ParkReason::Space
-            | ParkReason::Slowed
-            | ParkReason::Metadata
-            | ParkReason::Leaves
-            | ParkReason::Gated => {
+            ParkReason::Leaves => {
+                self.pool.wake.0.leaves.store(true, Ordering::SeqCst);
+                self.pool.want_engine();
+            }
+            ParkReason::Space | ParkReason::Slowed | ParkReason::Metadata | ParkReason::Gated => {
                 self.pool.want_engine();
             }
         }
