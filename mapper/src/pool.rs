@@ -78,6 +78,9 @@ pub struct Pool {
     pub(crate) wake: CachePadded<Wake>,
     pub(crate) pages: CachePadded<PagePromises>,
     pub(crate) leaf_drops: Mutex<Vec<LeafDrop>>,
+    /// Extents that were written to, or may have been, and that no map has shown: to be passed down
+    /// to the media before they are free.
+    pub(crate) unshown: Mutex<Vec<PhysicalExtent>>,
     /// Volumes with dirty slots, each of them once: a checkpoint looks at no others. Those that are
     /// gone may be among them.
     pub(crate) changed: Mutex<Vec<VolumeId>>,
@@ -134,11 +137,11 @@ pub(crate) struct Wake {
     pub(crate) dirty_noted: AtomicBool,
     /// A flush waits for a commit, or a ring is half full.
     pub(crate) commit: AtomicBool,
+    /// A worker waits for leaves.
+    pub(crate) leaves: AtomicBool,
     /// A change that dropped a reference was published since the last commit's cut.
     pub(crate) dropped: AtomicBool,
     /// The IO epoch that parked writes wait for; 0 for none.
-    /// A worker waits for leaves.
-    pub(crate) leaves: AtomicBool,
     pub(crate) epoch: AtomicU64,
 }
 
@@ -577,6 +580,7 @@ impl Pool {
             wake: CachePadded::default(),
             pages: CachePadded::default(),
             leaf_drops: Mutex::new(Vec::with_capacity(1024)),
+            unshown: Mutex::new(Vec::new()),
             changed: Mutex::new(Vec::with_capacity(1024)),
             shadows: Mutex::new(Vec::with_capacity(1024)),
             read_only,

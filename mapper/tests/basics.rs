@@ -4,7 +4,7 @@ mod common;
 
 use blockd_mapper::engine::{Control, Outcome, Releasing};
 use blockd_mapper::error::MapperError;
-use blockd_mapper::io::IoError;
+use blockd_mapper::io::{IoError, IoOp};
 use blockd_mapper::open::OpenOptions;
 use blockd_mapper::plan::{ParkReason, Plan, Step};
 use blockd_mapper::pool::Tuning;
@@ -77,6 +77,89 @@ fn a_dirty_pool_replays_its_log() {
     assert_eq!(read[..64 * K], data[..64 * K]);
     assert!(read[64 * K..128 * K].iter().all(|&b| b == 0));
     assert_eq!(read[128 * K..], data[128 * K..]);
+    rig.check();
+}
+
+/// A discard comes while the first write of an extent is under way: no map ever shows the extent,
+/// but what was written lies there.
+#[test]
+fn what_was_written_and_never_shown_is_passed_down_before_it_is_free() {
+    let mut media = Media::new(&[48 * MIB]);
+    media.create();
+    let tuning = Tuning { passdown: true, ..Tuning::default() };
+    let options = OpenOptions { tuning, ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let id = rig.create("a", 32 << 20);
+    let volume = rig.attach(id);
+    rig.write(&volume, 0, &pattern(3, 4096)).unwrap();
+    rig.settle();
+    let mut plan = Plan::with_capacity(64);
+    let at = 5 * 64 * K as u64;
+    let step = rig.worker.write(&volume, at, 4096, false, &mut plan);
+    assert_eq!(step, Ok(Step::Issue { covered: 4096 }));
+    let written = plan.ops()[0].offset;
+    rig.discard(&volume, at, 64 * K);
+    rig.worker.complete(&volume, &mut plan, Ok(())).unwrap();
+    let mut is_passed_down = false;
+    while let Some(mut command) = rig.engine.poll(rig.now) {
+        if let IoOp::Discard { offset, len } = command.op {
+            is_passed_down |= (offset..offset + len).contains(&written);
+        }
+        rig.media.run(&mut command);
+        rig.engine.complete(command, Ok(()));
+    }
+    assert!(is_passed_down, "{written} can be given out with what was written there");
+    rig.check();
+}
+
+/// Leaves that another worker gives back serve one that waits for some.
+#[test]
+fn a_worker_that_waits_for_leaves_is_woken_however_they_come() {
+    let mut media = Media::new(&[48 * MIB]);
+    media.create();
+    let options = OpenOptions { tuning: Tuning::sparing(), ..media.open_options() };
+    let mut rig = Rig::open_with(media, options).unwrap();
+    let id = rig.create("a", 32 << 20);
+    let volume = rig.attach(id);
+    rig.engine.keep_reserve(id, 200).unwrap();
+    rig.write(&volume, 0, &pattern(3, 4096)).unwrap();
+    rig.settle();
+    let mut other = rig.pool.worker().unwrap();
+    let attached = other.attach(id).unwrap();
+    let mut plans = Vec::new();
+    while rig.pool.spare_leaves() > 0 {
+        let mut plan = Plan::with_capacity(64);
+        let at = (1 + plans.len() as u64) * 64 * K as u64;
+        let step = other.write(&attached, at, 4096, false, &mut plan).unwrap();
+        assert!(matches!(step, Step::Issue { .. }), "{step:?} with {}", rig.pool.spare_leaves());
+        plans.push(plan);
+    }
+    let mut plan = Plan::with_capacity(64);
+    let at = 31 * MIB as u64;
+    let write = |rig: &mut Rig, plan: &mut Plan| rig.worker.write(&volume, at, 4096, false, plan);
+    // It has some of its own.
+    let mut own = Vec::new();
+    loop {
+        let mut plan = Plan::with_capacity(64);
+        let at = at - (1 + own.len() as u64) * 64 * K as u64;
+        match rig.worker.write(&volume, at, 4096, false, &mut plan).unwrap() {
+            Step::Park(reason) => break assert_eq!(reason, ParkReason::Leaves),
+            _ => own.push(plan),
+        }
+    }
+    for plan in &mut plans {
+        other.complete(&attached, plan, Ok(())).unwrap();
+    }
+    other.detach(attached);
+    drop(other);
+    assert!(rig.pool.spare_leaves() >= 16, "{}", rig.pool.spare_leaves());
+    let _ = rig.pool.take_wakeups();
+    assert_eq!(rig.engine.poll(rig.now).map(drop), None);
+    assert_eq!(rig.pool.take_wakeups(), 1 << rig.worker.slot());
+    assert!(matches!(write(&mut rig, &mut plan), Ok(Step::Issue { .. })));
+    for plan in own.iter_mut().chain([&mut plan]) {
+        rig.worker.complete(&volume, plan, Ok(())).unwrap();
+    }
     rig.check();
 }
 

@@ -300,7 +300,9 @@ impl Engine {
     /// Whether freed or free extents still have to be passed down to the media.
     #[must_use]
     pub fn is_scrubbed(&self) -> bool {
-        self.releases.is_idle() && !self.releases.is_scrubbing()
+        self.releases.is_idle()
+            && !self.releases.is_scrubbing()
+            && self.pool.unshown.lock().is_empty()
     }
 
     /// When [`Self::poll`] should be called at the latest, in nanoseconds of the caller's clock.

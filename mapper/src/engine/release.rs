@@ -308,10 +308,15 @@ impl Releases {
         }
         self.freed += 1;
         self.is_any_since_cut = true;
-        if !pool.tuning.passdown {
+        if pool.tuning.passdown {
+            self.pass_down(physical);
+        } else {
             pool.free_space.lock().free(physical, 1);
-            return;
         }
+    }
+
+    /// Notes an extent that is free as soon as the media knows it.
+    fn pass_down(&mut self, physical: PhysicalExtent) {
         match self.passdown.last_mut() {
             Some((first, count)) if first.0 + *count == physical.0 => *count += 1,
             _ => self.passdown.push((physical, 1)),
@@ -320,6 +325,9 @@ impl Releases {
 
     /// Passes freed extents down to the media; it is free for reuse only afterwards.
     pub(crate) fn send_passdown(&mut self, pool: &Pool, io: &mut CommandQueue) {
+        for extent in pool.unshown.lock().drain(..) {
+            self.pass_down(extent);
+        }
         self.step_scrub(pool);
         for (first, count) in self.passdown.drain(..) {
             let (device, offset) = pool.place(first);

@@ -321,8 +321,13 @@ fn redirected(
 }
 
 /// Returns an extent that was allocated and never shown. One that could not be written, as there is
-/// no space below, is not tried again while another device has extents.
+/// no space below, is not tried again while another device has extents. Where freed extents are
+/// passed down, the volume does not keep it: another one could get it later, with that write in it.
 fn give_back(pool: &Pool, attachment: &Attachment, extent: PhysicalExtent) {
+    if pool.tuning.passdown {
+        pool.unshown.lock().push(extent);
+        return pool.want_engine();
+    }
     let is_of_use = !pool.free_space.lock().is_passed_over(split(extent).0);
     if !(is_of_use && attachment.shared.slice.lock().push_first(extent)) {
         pool.free_space.lock().free(extent, 1);
