@@ -16,9 +16,14 @@ use tonic::{Code, Response, Status, Streaming};
 
 use crate::error::Error;
 
-/// How long one call may take. The longest are those that wait for the kernel to add or remove a
-/// device, for which the daemon gives itself 20 s.
+/// How long one call may take. The longest but for [`CELL_TIME`] are those that wait for the kernel
+/// to add or remove a device, for which the daemon gives itself 20 s.
 const CALL_TIME: Duration = Duration::from_secs(60);
+
+/// How long one call about a cell may take. The daemon gives itself 40 s for the answer of another
+/// host, 200 s for a lease, and 120 s for each program of LVM. If the plugin gave up before it, an
+/// unstage could come while the daemon still attaches.
+const CELL_TIME: Duration = Duration::from_secs(600);
 
 /// How long connecting may take: the socket is on this machine.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
@@ -42,15 +47,23 @@ pub struct Daemon {
     client: ControlClient<Channel>,
     /// A separate connection: unread messages of a stream must not delay calls.
     streams: ControlClient<Channel>,
-    /// How long a call, or the next message of a stream, may take.
-    call_time: Duration,
+    limits: Limits,
     socket: Arc<Path>,
 }
 
-/// Calls with one answer. All of them can be repeated: one that finds the connection broken, as
+/// How long calls may take.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// A call, or the next message of a stream.
+    call: Duration,
+    /// A call about a cell.
+    cell: Duration,
+}
+
+/// Calls with one answer and the limit of that name. All of them can be repeated: one that finds the connection broken, as
 /// after a restart of the daemon, is repeated.
 macro_rules! calls {
-    ($($name:ident: $request:ident -> $response:ident;)*) => {
+    ($limit:ident; $($name:ident: $request:ident -> $response:ident;)*) => {
         impl Daemon {
             $(
                 /// The call of that name.
@@ -59,9 +72,10 @@ macro_rules! calls {
                 /// The daemon's error, or the daemon does not answer.
                 pub async fn $name(&self, request: v1::$request) -> Result<v1::$response, Error> {
                     let mut client = self.client.clone();
-                    let mut answer = self.within(client.$name(request.clone())).await;
+                    let limit = self.limits.$limit;
+                    let mut answer = within(limit, client.$name(request.clone())).await;
                     if answer.as_ref().is_err_and(is_broken) {
-                        answer = self.within(client.$name(request)).await;
+                        answer = within(limit, client.$name(request)).await;
                     }
                     answer.map_err(|status| self.failed(&status))
                 }
@@ -71,6 +85,7 @@ macro_rules! calls {
 }
 
 calls! {
+    call;
     version: VersionRequest -> VersionResponse;
     list_pools: ListPoolsRequest -> ListPoolsResponse;
     get_pool: GetPoolRequest -> GetPoolResponse;
@@ -85,6 +100,10 @@ calls! {
     attach_volume: AttachVolumeRequest -> AttachVolumeResponse;
     detach_volume: DetachVolumeRequest -> DetachVolumeResponse;
     recover_devices: RecoverDevicesRequest -> RecoverDevicesResponse;
+}
+
+calls! {
+    cell;
     create_cell: CreateCellRequest -> CreateCellResponse;
     take_cell: TakeCellRequest -> TakeCellResponse;
     stand_by: StandByRequest -> StandByResponse;
@@ -95,12 +114,10 @@ impl Daemon {
     /// The daemon behind this socket. Has to be called in a tokio runtime; does not connect yet.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
-        Self::with_call_time(socket, CALL_TIME)
+        Self::with_limits(socket, Limits { call: CALL_TIME, cell: CELL_TIME })
     }
 
-    /// The same with another limit for one call.
-    #[must_use]
-    pub fn with_call_time(socket: PathBuf, call_time: Duration) -> Self {
+    fn with_limits(socket: PathBuf, limits: Limits) -> Self {
         let socket: Arc<Path> = socket.into();
         let path = Arc::clone(&socket);
         let connector = tower::service_fn(move |_| {
@@ -116,7 +133,7 @@ impl Daemon {
             .connect_with_connector_lazy(connector.clone());
         let channel = endpoint.connect_with_connector_lazy(connector);
         let client = ControlClient::new(channel).max_decoding_message_size(MAX_ANSWER);
-        Self { client, streams: ControlClient::new(streams), call_time, socket }
+        Self { client, streams: ControlClient::new(streams), limits, socket }
     }
 
     /// A volume or snapshot; `None` if there is none of that name.
@@ -149,9 +166,9 @@ impl Daemon {
     /// The daemon's error, or the daemon does not answer.
     pub async fn diff_volume(&self, request: v1::DiffVolumeRequest) -> Result<Differences, Error> {
         let mut client = self.streams.clone();
-        let mut answer = self.within(client.diff_volume(request.clone())).await;
+        let mut answer = within(self.limits.call, client.diff_volume(request.clone())).await;
         if answer.as_ref().is_err_and(is_broken) {
-            answer = self.within(client.diff_volume(request)).await;
+            answer = within(self.limits.call, client.diff_volume(request)).await;
         }
         let stream = answer.map_err(|status| self.failed(&status))?;
         Ok(Differences { stream, daemon: self.clone() })
@@ -166,9 +183,9 @@ impl Daemon {
         request: v1::HealthRequest,
     ) -> Result<Option<v1::HealthResponse>, Error> {
         let mut client = self.client.clone();
-        let mut answer = self.within(client.health(request.clone())).await;
+        let mut answer = within(self.limits.call, client.health(request.clone())).await;
         if answer.as_ref().is_err_and(is_broken) {
-            answer = self.within(client.health(request)).await;
+            answer = within(self.limits.call, client.health(request)).await;
         }
         match answer {
             Ok(answer) => Ok(Some(answer)),
@@ -186,22 +203,15 @@ impl Daemon {
         request: v1::ListVolumeGroupsRequest,
     ) -> Result<Vec<v1::VolumeGroup>, Error> {
         let mut client = self.client.clone();
-        let mut answer = self.within(client.list_volume_groups(request.clone())).await;
+        let mut answer = within(self.limits.call, client.list_volume_groups(request.clone())).await;
         if answer.as_ref().is_err_and(is_broken) {
-            answer = self.within(client.list_volume_groups(request)).await;
+            answer = within(self.limits.call, client.list_volume_groups(request)).await;
         }
         match answer {
             Ok(answer) => Ok(answer.groups),
             Err(status) if status.code() == Code::Unimplemented => Ok(Vec::new()),
             Err(status) => Err(self.failed(&status)),
         }
-    }
-
-    /// Bounds a call with its answer: a timeout of the endpoint ends at the headers of the answer.
-    async fn within<T>(&self, call: impl Future<Output = Answer<T>>) -> Result<T, Status> {
-        let answer = tokio::time::timeout(self.call_time, call).await;
-        let late = |_| Status::deadline_exceeded("");
-        answer.map_err(late).flatten().map(Response::into_inner)
     }
 
     /// Where it is looked for.
@@ -226,6 +236,13 @@ impl Daemon {
     }
 }
 
+/// Bounds a call with its answer: a timeout of the endpoint ends at the headers of the answer.
+async fn within<T>(limit: Duration, call: impl Future<Output = Answer<T>>) -> Result<T, Status> {
+    let answer = tokio::time::timeout(limit, call).await;
+    let late = |_| Status::deadline_exceeded("");
+    answer.map_err(late).flatten().map(Response::into_inner)
+}
+
 /// Whether a volume is one, or becomes one: overwriting a deleted volume may take a while.
 fn is_there(volume: &v1::Volume) -> bool {
     !matches!(volume.state(), v1::VolumeState::Scrubbing | v1::VolumeState::Deleting)
@@ -245,7 +262,7 @@ impl Differences {
     /// The daemon's error, or a timeout.
     pub async fn next(&mut self) -> Result<Option<v1::DiffVolumeResponse>, Error> {
         let late = |_| Status::deadline_exceeded("");
-        let next = tokio::time::timeout(self.daemon.call_time, self.stream.message()).await;
+        let next = tokio::time::timeout(self.daemon.limits.call, self.stream.message()).await;
         next.map_err(late).flatten().map_err(|status| self.daemon.failed(&status))
     }
 }
@@ -285,15 +302,22 @@ mod tests {
         let mut server = Server::builder();
         let served = server.add_routes(silent.into());
         tokio::spawn(served.serve_with_incoming(UnixListenerStream::new(listener)));
-        let daemon = Daemon::with_call_time(socket.clone(), Duration::from_millis(100));
+        let limits = Limits { call: Duration::from_millis(100), cell: Duration::from_millis(200) };
+        let daemon = Daemon::with_limits(socket.clone(), limits);
         let calls = async {
             [
                 daemon.version(v1::VersionRequest {}).await.map(drop),
                 daemon.find_health(v1::HealthRequest::default()).await.map(drop),
                 daemon.find_groups(v1::ListVolumeGroupsRequest::default()).await.map(drop),
+                daemon.take_cell(v1::TakeCellRequest::default()).await.map(drop),
             ]
         };
         let answers = tokio::time::timeout(Duration::from_secs(60), calls).await;
+        // Calls of cells go on.
+        let long = Limits { cell: CELL_TIME, ..limits };
+        let patient = Daemon::with_limits(socket.clone(), long);
+        let taken = patient.take_cell(v1::TakeCellRequest::default());
+        tokio::time::timeout(Duration::from_secs(1), taken).await.unwrap_err();
         std::fs::remove_file(&socket).unwrap();
         for answer in answers.expect("calls should end") {
             let error = answer.unwrap_err();

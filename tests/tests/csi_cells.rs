@@ -64,6 +64,11 @@ impl Nodes {
 
 impl Node {
     fn start(folder: &Path, host: u32) -> Self {
+        Self::start_as(folder, host, "")
+    }
+
+    /// The same with a driver of this name.
+    fn start_as(folder: &Path, host: u32, driver_name: &str) -> Self {
         let port = free_port().unwrap();
         let tables = format!(
             "[node]\nid = \"4f2b8c1d-0e4a-4d5b-9c6f-7a8b9c0d1e2{host}\"\n\
@@ -71,8 +76,9 @@ impl Node {
         );
         let daemon = daemon::Settings { tables, ..Settings::default().daemon };
         let node = format!("node-{host}");
-        let rig =
-            Rig::start(&node, &Settings { daemon, node: node.clone(), ..Settings::default() });
+        let driver_name = driver_name.to_owned();
+        let settings = Settings { daemon, node: node.clone(), driver_name, ..Settings::default() };
+        let rig = Rig::start(&node, &settings);
         let (rig, host, folder) = (rig.unwrap(), host.to_string(), folder.to_str().unwrap());
         rig.daemon.cli(&["vg", "add", "--folder", folder, "--host", &host, "local"]).unwrap();
         let driver = rig.plugin.driver().unwrap();
@@ -152,6 +158,30 @@ fn refused_with(answer: Result<(), Status>, words: &[&str]) {
     for word in words {
         assert!(status.message().contains(word), "{} does not say {word:?}", status.message());
     }
+}
+
+/// The label that says that a volume is encrypted begins with the driver's name.
+#[test]
+fn an_encrypted_volume_is_refused_where_the_drivers_name_can_begin_no_label() {
+    let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = Folder::below(parent, "csi-cells").unwrap();
+    let node = Node::start_as(folder.path(), 1, "csi.Example.com");
+    let mut parameters = parameters();
+    parameters.remove("front-end");
+    parameters.insert("encryption".to_owned(), "luks2".to_owned());
+    let request = CreateVolumeRequest {
+        name: "pvc-1".to_owned(),
+        capacity_range: range(SIZE, 0),
+        volume_capabilities: vec![block(Mode::SingleNodeWriter)],
+        parameters,
+        ..Default::default()
+    };
+    let status = refused(node.driver.create_volume(request), Code::InvalidArgument).unwrap();
+    let words = "the driver's name is csi.Example.com: must be without capital letters";
+    assert!(status.message().contains(words), "{}", status.message());
+    // No cell was made for it.
+    let cells = node.rig.daemon.cli(&["cell", "list"]).unwrap();
+    assert_eq!(cells["cells"].as_array().unwrap().len(), 0, "{cells}");
 }
 
 #[test]

@@ -49,7 +49,6 @@ pub(super) async fn create(
     let id = settings.cells.id(group, &asked.name);
     let _id = plugin.locks.take(&id.to_string())?;
     let size = asked.size(plugin, &any_pool(), &Source::Nothing)?;
-    open_or_make(plugin, &id, asked, size).await?;
     let mut context = asked.context_of_fs(plugin);
     if let Some(word) = asked.parameters.front_end.and_then(v1::FrontEnd::word) {
         context.insert(keys.front_end(), word.to_owned());
@@ -59,6 +58,8 @@ pub(super) async fn create(
     stored.insert(keys.volume_name(), asked.name.clone());
     let mut labels = labels::of_volume(keys, "", &request.parameters, &stored);
     labels.remove(&keys.device_class());
+    asked.check_driver(plugin, &labels)?;
+    open_or_make(plugin, &id, asked, size).await?;
     let mutable = asked.parameters.mutable.clone().under(asked.mutable.clone());
     let spec = CreateSpec {
         class: &asked.class,

@@ -11,7 +11,7 @@ use crate::capability::{Capability, FileSystem, Reach};
 use crate::config::{Class, Kind};
 use crate::error::Error;
 use crate::ids::{SnapshotId, VolumeId};
-use crate::labels;
+use crate::labels::{self, Labels};
 use crate::limits;
 use crate::mkfs;
 use crate::parameters::{ClassParameters, Keys, Mutable, mkfs_options};
@@ -70,11 +70,7 @@ pub(super) async fn create(
         asked.pmem.usage.map(|usage| (keys.of_context(pmem::USAGE), usage.name().to_owned()));
     stored.extend(usage);
     let labels = labels::of_volume(keys, &asked.class.name, &request.parameters, &stored);
-    if asked.parameters.encrypted && labels::header(keys, &labels).is_zero() {
-        let allowed =
-            "without capital letters for encrypted volumes, as it begins a label of theirs";
-        return Err(Error::invalid("the driver's name", &settings.driver, allowed));
-    }
+    asked.check_driver(&plugin, &labels)?;
     let spec = |size| CreateSpec {
         class: &asked.class,
         pool: &id.pool,
@@ -152,6 +148,17 @@ impl Asked {
         asked.check_direct()?;
         asked.check_group(keys)?;
         Ok(asked)
+    }
+
+    /// Refuses a driver whose name can't begin a label where encryption needs one.
+    pub(super) fn check_driver(&self, plugin: &Plugin, labels: &Labels) -> Result<(), Error> {
+        let settings = &plugin.settings;
+        if !self.parameters.encrypted || !labels::header(&settings.keys, labels).is_zero() {
+            return Ok(());
+        }
+        let allowed =
+            "without capital letters for encrypted volumes, as it begins a label of theirs";
+        Err(Error::invalid("the driver's name", &settings.driver, allowed))
     }
 
     /// Refuses features that a volume in a cell of its own can't have.
