@@ -177,6 +177,20 @@ impl Running {
         self.close(0.0).map(|_| ())
     }
 
+    /// Waits for the end of a qemu that was asked to end; how it has ended by itself, if `asked` says
+    /// that it was gone before.
+    ///
+    /// # Errors
+    /// As [`Self::left`].
+    pub fn quit(mut self, asked: Result<()>) -> Result<Option<String>> {
+        let Err(error) = asked else { return self.left().map(|()| None) };
+        self.wait_for_exit()?;
+        let status = self.qemu.wait()?;
+        let said = fs::read_to_string(self.folder.join("qemu")).unwrap_or_default();
+        self.close(0.0)?;
+        Ok(Some(format!("{error:#}; it has ended with {status}, and said: {}", said.trim())))
+    }
+
     /// Cuts the power, wherever the guest is.
     ///
     /// # Errors
