@@ -60,8 +60,8 @@ struct Limits {
     cell: Duration,
 }
 
-/// Calls with one answer and the limit of that name. All of them can be repeated: one that finds the connection broken, as
-/// after a restart of the daemon, is repeated.
+/// Calls with one answer, and the limit of that name. All of them can be repeated: one that finds
+/// the connection broken, as after a restart of the daemon, is repeated.
 macro_rules! calls {
     ($limit:ident; $($name:ident: $request:ident -> $response:ident;)*) => {
         impl Daemon {

@@ -177,8 +177,8 @@ impl Running {
         self.close(0.0).map(|_| ())
     }
 
-    /// Waits for the end of a qemu that was asked to end; how it has ended by itself, if `asked` says
-    /// that it was gone before.
+    /// Waits for the end of a qemu that was asked to end; how it has ended by itself, if `asked`
+    /// says that it was gone before.
     ///
     /// # Errors
     /// As [`Self::left`].

@@ -131,7 +131,7 @@ impl Guest {
         let asked = source.monitor.ask("quit", json!({})).map(drop);
         let left = source.running.quit(asked).context("the qemu that the machine has left")?;
         if let Some(how) = left {
-            // The machine runs on at its target: this is qemu's own matter, to be seen all the same.
+            // The machine runs on at its target: a matter of qemu's, to be seen all the same.
             println!("migrate: the qemu that the machine has left had ended by itself: {how}");
         }
         // Neither the start of the one nor the end of the other is to fetch the cell: the machine
