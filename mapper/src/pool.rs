@@ -139,7 +139,8 @@ pub(crate) struct Wake {
     pub(crate) commit: AtomicBool,
     /// A worker waits for leaves.
     pub(crate) leaves: AtomicBool,
-    /// A change that dropped a reference was published since the last commit's cut.
+    /// A change that dropped the last reference to something was published since the last commit's
+    /// cut.
     pub(crate) dropped: AtomicBool,
     /// The IO epoch that parked writes wait for; 0 for none.
     pub(crate) epoch: AtomicU64,
@@ -473,10 +474,26 @@ impl Pool {
         if self.ring.publish(slot, lsn, change, dropped).is_none() {
             self.fail(MapperError::Internal("a change without room in the delta ring"));
         }
-        // After the change itself: a commit that clears the mark captures that.
-        if dropped != Dropped::Nothing && !self.wake.0.dropped.load(Ordering::SeqCst) {
-            self.wake.0.dropped.store(true, Ordering::SeqCst);
+        // After the change itself: the commit that clears the mark captures it. One look more of the
+        // engine for each commit: a volume may wait for what becomes free.
+        if self.may_free(dropped) && !self.wake.0.dropped.swap(true, Ordering::SeqCst) {
+            self.want_engine();
         }
+    }
+
+    /// Whether something becomes free with this reference, as far as that can be seen.
+    fn may_free(&self, dropped: Dropped) -> bool {
+        match dropped {
+            Dropped::Nothing => false,
+            Dropped::Extent(physical) => self.extra(physical) == 0,
+            Dropped::Leaf(leaf) => self.arena.meta(leaf).references.load(Ordering::Relaxed) <= 1,
+        }
+    }
+
+    /// Whether space was dropped that no commit has captured yet: it is on its way to being free.
+    #[must_use]
+    pub fn has_dropped_space(&self) -> bool {
+        self.wake.0.dropped.load(Ordering::SeqCst)
     }
 
     /// Completed writes of a device over all workers.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::{Daemon, Settings};
 use blockd_testkit::disk::{Loop, Small};
-use blockd_testkit::nbd::Connection;
+use blockd_testkit::nbd::{Connection, Kind};
 use blockd_tests::threads::StoppedThreads;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::signal::Signal;
@@ -314,6 +314,28 @@ fn a_full_pool_answers_by_the_policy_that_was_set() {
         compare(&daemon, name, number, 0..1);
     }
     waits.finish(&daemon);
+}
+
+/// Writes of the volume were refused, and what its client discards serves the next ones at once.
+#[test]
+fn a_write_that_follows_a_discard_is_not_refused() {
+    let daemon = daemon("follows", 64 * MIB, OFF);
+    daemon.add("w1", 1 << 30).unwrap();
+    daemon.cli(&["set", "w1", "--on-full", "error"]).unwrap();
+    let writer = Writer::start(&daemon, 1, 4000);
+    wait_until("it is refused", || writer.error().is_some());
+    let written = writer.done();
+    let mut client = daemon.connect("w1").unwrap();
+    for round in 0..50 {
+        let mut range = vec![0; usize::try_from(2 * EXTENT).unwrap()];
+        client.ask(Kind::Trim, 2 * round * EXTENT, &mut range, 0).unwrap();
+        for extent in [0, 1] {
+            let at = written + 2 * round + extent;
+            let answer = client.write(at * EXTENT, &content(1, at));
+            assert!(answer.is_ok(), "write {extent} of round {round}: {answer:?}");
+        }
+    }
+    compare(&daemon, "w1", 1, written..written + 100);
 }
 
 #[test]

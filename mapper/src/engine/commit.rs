@@ -186,9 +186,9 @@ impl Engine {
         }
     }
 
-    /// Whether a change that drops a reference is still to become durable.
-    pub(super) fn drops_to_commit(&self) -> bool {
-        self.pool.wake.0.dropped.load(Ordering::SeqCst) || !self.commit.drops.is_empty()
+    /// Whether the commit under way makes drops of references durable.
+    pub(super) fn commits_drops(&self) -> bool {
+        !self.commit.drops.is_empty()
     }
 
     /// The slot whose next record has the lowest LSN, if that is within the cut. A run names a slot

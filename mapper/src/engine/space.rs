@@ -474,15 +474,21 @@ impl Engine {
         self.space.stuck = false;
         self.space.comes_later = comes_later;
         let mut news = false;
-        let awaits_commit = self.drops_to_commit() || self.releases.awaits_commit();
-        let coming = comes_later || awaits_commit || !self.releases.is_idle();
+        let pool = Arc::clone(&self.pool);
+        let awaits_commit = pool.has_dropped_space() || self.releases.awaits_commit();
+        let coming = comes_later
+            || awaits_commit
+            || self.commits_drops()
+            || !self.releases.is_idle()
+            || !pool.unshown.lock().is_empty();
         for volume in waiting.iter().filter(|one| one.is_starving()).map(|one| &one.volume) {
             let quota = volume.quota.load(Ordering::Relaxed);
             let by_quota = quota > 0 && volume.held() >= quota;
             if coming && !by_quota {
-                if awaits_commit {
-                    // Dropped extents can be granted again once their change is durable (R4).
-                    self.pool.want_commit();
+                volume.out_of_space.store(false, Ordering::Release);
+                // Dropped extents can be granted again once their change is durable (R4).
+                if awaits_commit && !pool.wake.0.commit.load(Ordering::SeqCst) {
+                    pool.want_commit();
                 }
                 continue;
             }

@@ -136,6 +136,8 @@ fn a_write_right_after_a_discard_is_not_refused() {
     let written = fill(&mut rig, &volume, 0);
     assert!(volume.is_out_of_space());
     volume.ask_again();
+    rig.settle();
+    assert!(volume.is_out_of_space(), "a volume whose writes were refused is out of space at rest");
     for extent in 0..4 {
         rig.discard(&volume, extent * EXTENT, 64 << 10);
         let mut tries = 0;

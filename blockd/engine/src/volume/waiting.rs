@@ -165,6 +165,8 @@ impl Executor {
         // One whose pool's claim is late does not wait for space, and is never refused for it.
         let starves = slot.state == State::Starved && !slot.is_late;
         let parked = slot.state == State::Parked && slot.reason == ParkReason::Space;
+        // A discard may have come since the mapper has looked: what it has dropped is on its way.
+        let parked = parked && !self.pools[attached.pool].handle.mapper().has_dropped_space();
         if !(starves || parked && attached.attachment.is_out_of_space()) {
             slot.stuck_at = if starves || parked { slot.stuck_at } else { 0 };
             return false;
