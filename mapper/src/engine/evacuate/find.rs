@@ -102,7 +102,8 @@ impl Engine {
             for physical in pool.arena.entry(leaf, entry).extents() {
                 let is_at_home = home == Some(split(physical).0);
                 let evens_out = !is_at_home && self.rebalance.moves_off(physical);
-                if !self.evacuation.is_leaving(physical) && !evens_out {
+                let has_many = || pool.extra(physical) as usize >= MOST_HOLDERS;
+                if !self.evacuation.is_leaving(physical) && (!evens_out || has_many()) {
                     continue;
                 }
                 if evens_out && !self.has_room_to_even_out() {

@@ -289,7 +289,7 @@ impl Engine {
         let one = &self.evacuation.running[at];
         let mut stripe = self.pool.stripe(one.lineage, one.extent.slot()).lock();
         let token = one.write(self.pool.tuning.workers);
-        if is_emptied(&stripe, token) {
+        if emptied(&stripe, token).is_some() {
             return false;
         }
         remove_write(&self.pool, &mut stripe, token);
@@ -442,9 +442,12 @@ impl Engine {
         // slow write its page is provided for: the discard has made the slot dirty, and a cut since
         // then has promised a page. To ask for one could be in vain: a checkpoint that is short of
         // pages lets none be promised until this has ended.
-        if is_emptied(&stripe, token) && has_leaves {
+        // The slow write is that of one volume: of others that have shared the entry since then, it
+        // stays.
+        if let Some(id) = emptied(&stripe, token).filter(|_| has_leaves) {
             let is_empty = |entry: Entry| entry == Entry::Mapped { physical: one.from, valid: 0 };
-            for (volume, entry) in Self::naming(&pool, one) {
+            let of_it = |one: &(Arc<Volume>, Entry)| one.0.identity.id == id;
+            for (volume, entry) in Self::naming(&pool, one).into_iter().filter(of_it) {
                 let (place, step) = ((&*volume, one.extent), (entry, Entry::Unmapped));
                 if is_empty(entry) && !record(&pool, &mut self.spares, &gate, place, step, false) {
                     one.retry_ns = self.now_ns.saturating_add(AWAITED_POLL_NS);
@@ -491,9 +494,10 @@ fn naming(
     volumes.relatives(lineage).filter_map(entry).collect()
 }
 
-/// Whether a discard came while this write was in the table.
-fn is_emptied(stripe: &Stripe, token: u64) -> bool {
-    stripe.all().any(|write| write.token == token && write.cancelled != 0)
+/// The volume of this write, if a discard came while it was in the table.
+fn emptied(stripe: &Stripe, token: u64) -> Option<VolumeId> {
+    let write = stripe.all().find(|write| write.token == token && write.cancelled != 0)?;
+    Some(write.volume)
 }
 
 /// Takes a write out of the table, and wakes those that wait for it.
