@@ -154,6 +154,7 @@ fn a_worker_that_waits_for_leaves_is_woken_however_they_come() {
     drop(other);
     assert!(rig.pool.spare_leaves() >= 16, "{}", rig.pool.spare_leaves());
     let _ = rig.pool.take_wakeups();
+    assert!(rig.pool.engine_wanted());
     assert_eq!(rig.engine.poll(rig.now).map(drop), None);
     assert_eq!(rig.pool.take_wakeups(), 1 << rig.worker.slot());
     assert!(matches!(write(&mut rig, &mut plan), Ok(Step::Issue { .. })));

@@ -119,7 +119,8 @@ impl Engine {
         let supers = 2 * self.superblock.devices.present().count() as u64;
         let wal = u64::from(self.superblock.wal_extents);
         let metadata = supers + wal + self.pages.extent_count();
-        let pending = self.releases.pending_extents();
+        let unshown = self.pool.unshown.lock().len() as u64;
+        let pending = self.releases.pending_extents() + unshown;
         let mapped = total.saturating_sub(free + reserved + metadata + pending);
         Space {
             total: total * extent,
@@ -207,7 +208,8 @@ impl Engine {
             }
         }
         let pending = self.recovered.iter().map(|run| run.1).sum::<u64>();
-        let known = used.len() as u64 + pending + self.releases.pending_extents();
+        let unshown = self.pool.unshown.lock().len() as u64;
+        let known = used.len() as u64 + pending + self.releases.pending_extents() + unshown;
         used.sort_unstable();
         if let Some(pair) = used.windows(2).find(|pair| pair[0] == pair[1]) {
             let extent = pair[0];

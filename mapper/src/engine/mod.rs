@@ -339,6 +339,7 @@ impl Engine {
             && self.supers.is_idle()
             && self.controls.is_idle()
             && self.releases.is_idle()
+            && self.pool.unshown.lock().is_empty()
             && self.folds.is_idle()
             && self.moves_nothing()
             && self.uncommitted() == 0

@@ -236,6 +236,8 @@ impl Drop for Worker {
             return;
         }
         self.spares.give_all_back(&self.pool);
+        // Another one may wait for these.
+        self.pool.want_engine();
         *self.pool.workers.lock() &= !(1 << self.slot);
     }
 }
