@@ -474,8 +474,8 @@ impl Pool {
         if self.ring.publish(slot, lsn, change, dropped).is_none() {
             self.fail(MapperError::Internal("a change without room in the delta ring"));
         }
-        // After the change itself: the commit that clears the mark captures it. One look more of the
-        // engine for each commit: a volume may wait for what becomes free.
+        // After the change itself: the commit that clears the mark captures it. The engine looks
+        // once more for each commit, as a volume may wait for what becomes free.
         if self.may_free(dropped) && !self.wake.0.dropped.swap(true, Ordering::SeqCst) {
             self.want_engine();
         }
