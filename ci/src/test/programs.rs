@@ -16,7 +16,7 @@ use crate::{built, command};
 type Program = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 /// Programs that use all cores.
-const BUSY: [Program; 8] = [
+const BUSY: [Program; 9] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("model", &["hosts", "--seconds", "8"], &["hosts", "--seconds", "60"]),
@@ -24,14 +24,15 @@ const BUSY: [Program; 8] = [
     ("sim", &["--seconds", "20", "--seed", "1"], &["--seconds", "300", "--seed", "1"]),
     ("sim", &["--mutate"], &["--mutate"]),
     ("crash", &[], &[]),
-    // It measures, so that nothing else runs beside it, and in memory, so that a disk that others
-    // use as well has no part in it.
+    // These measure, so that nothing else runs beside them, and in memory, so that a disk that
+    // others use as well has no part in it.
     ("neighbours", &["--short", "--folder", "/dev/shm"], &[]),
+    ("vm", &["neighbours", "--short", "--kernel", "6.12"], &["neighbours"]),
 ];
 
 /// Programs that use less than one core. Short forms share the two kernels among them; the longest
 /// come first.
-const WAITING: [Program; 23] = [
+const WAITING: [Program; 22] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),
     ("vm", &["cluster", "--short", "--kernel", "7"], &["cluster"]),
@@ -44,7 +45,6 @@ const WAITING: [Program; 23] = [
     ("vm", &["thin", "--short", "--kernel", "6.12"], &["thin"]),
     ("vm", &["health", "--short", "--kernel", "7"], &["health"]),
     ("vm", &["safety", "--short", "--kernel", "6.12"], &["safety"]),
-    ("vm", &["neighbours", "--short", "--kernel", "6.12"], &["neighbours"]),
     ("csi_conformance", &[], &[]),
     ("kill", &["--rounds", "3"], &["--rounds", "200"]),
     ("kill", &["--evacuate", "--rounds", "6"], &["--evacuate", "--rounds", "100"]),
