@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, Stdio};
 
 use blockd_media::clock::Clock;
-use cli_support::{Daemon, LIMIT, connect, pattern, signal, wait_until};
+use cli_support::{Daemon, LIMIT, catches_interrupts, connect, pattern, signal, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -296,6 +296,7 @@ fn an_import_whose_input_is_silent_can_be_interrupted() {
         let mut import = import.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut pipe = import.stdin.take().unwrap();
         pipe.write_all(begin).unwrap();
+        catches_interrupts(&import);
         // By then it waits.
         std::thread::sleep(std::time::Duration::from_millis(500));
         signal(&import, "INT");
@@ -311,6 +312,7 @@ fn an_import_whose_input_is_silent_can_be_interrupted() {
     nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut import = daemon.command(&["import", "pipe", "copy", "--apply"]);
     let import = import.stderr(Stdio::piped()).spawn().unwrap();
+    catches_interrupts(&import);
     std::thread::sleep(std::time::Duration::from_millis(500));
     signal(&import, "INT");
     assert!(ended(import).contains("interrupted"));

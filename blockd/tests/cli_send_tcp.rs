@@ -11,7 +11,7 @@ use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cli_support::{Daemon, connect, pattern, signal, wait_until};
+use cli_support::{Daemon, catches_interrupts, connect, pattern, signal, wait_until};
 use rcgen::{CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 const MIB: u64 = 1 << 20;
@@ -605,6 +605,7 @@ fn a_sender_whose_receiver_is_silent_can_be_interrupted() {
     signal(&listening.child, "STOP");
     let mut send = here.command(&["send", "data@mon", &target]);
     let sender = send.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    catches_interrupts(&sender);
     std::thread::sleep(Duration::from_millis(300));
     signal(&sender, "INT");
     let output = sender.wait_with_output().unwrap();

@@ -79,7 +79,7 @@ fn a_pool_in_a_file_is_made_once_and_found_again() {
     wait(pool.close()).unwrap();
     assert!(matches!(wait(pool.volumes()), Err(PoolError::Gone)));
     // A pool that was closed in order leaves no memory behind; its thread may take a moment.
-    let gone = (0..100).any(|_| {
+    let gone = (0..6000).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         !ring.exists()
     });
@@ -221,7 +221,7 @@ fn freed_space_is_discarded_on_a_block_device() {
     runtime.block_on(workers.close_volume(pool.id(), volume));
     runtime.block_on(pool.control(Control::Delete { volume })).unwrap();
     runtime.block_on(pool.control(Control::Checkpoint)).unwrap();
-    let freed = (0..500).any(|_| {
+    let freed = (0..6000).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         taken(&file) + (12 << 20) < written
     });

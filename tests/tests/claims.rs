@@ -300,7 +300,8 @@ fn a_daemon_that_was_killed_is_followed_at_once_on_its_host() {
         let log = daemon.log();
         assert!(!log[before..].contains(WATCHES), "{log}");
     }
-    assert!(fastest < Duration::from_secs(1), "{fastest:?}");
+    // Less than to watch takes, by its default.
+    assert!(fastest < Duration::from_secs(7), "{fastest:?}");
 }
 
 #[test]

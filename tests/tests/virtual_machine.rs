@@ -84,7 +84,7 @@ fn a_complaint_of_the_kernel_fails_the_run_unless_it_was_expected() {
     let kept = error.rsplit("kept in ").next().unwrap();
     std::fs::remove_dir_all(kept).unwrap();
     let output = Vm::new("complaint").expects("WARNING: at nothing").run(script).unwrap();
-    assert!(output.text.contains("30"), "stuck tasks are not looked for: {}", output.text);
+    assert!(output.text.contains("120"), "stuck tasks are not looked for: {}", output.text);
 }
 
 /// The host's file has what a guest wrote whether it flushed or not; a disk that forgets does not.

@@ -184,6 +184,24 @@ pub(crate) fn signal(child: &Child, name: &str) {
     assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
 }
 
+/// Waits until a program catches interrupts: before that they end it without a word.
+pub(crate) fn catches_interrupts(child: &Child) {
+    let status = format!("/proc/{}/status", child.id());
+    let caught = |text: String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("SigCgt:"))?.trim().to_owned();
+        u64::from_str_radix(&line, 16).ok()
+    };
+    let is_caught = || {
+        let caught = std::fs::read_to_string(&status).ok().and_then(caught);
+        caught.is_some_and(|signals| signals & 1 << (Signal::SIGINT as u64 - 1) != 0)
+    };
+    let clock = Clock::start();
+    while !is_caught() {
+        assert!(clock.elapsed() < LIMIT, "it catches no interrupts");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Bytes that differ from place to place, and are not zero.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);

@@ -177,12 +177,13 @@ fn parrot(bytes: Vec<u8>, stay: bool) -> (Folder, Uri) {
 fn servers_that_are_none_silent_or_gone_are_errors_in_time() {
     let options =
         ConnectOptions { timeout: Duration::from_millis(200), ..ConnectOptions::default() };
+    let patient = ConnectOptions::default();
     let (_scratch, uri) = parrot(b"HTTP/1.1 400 Bad Request\r\n".to_vec(), true);
-    assert!(matches!(Client::connect(&uri, &options), Err(ClientError::Protocol(_))));
+    assert!(matches!(Client::connect(&uri, &patient), Err(ClientError::Protocol(_))));
     let (_scratch, uri) = parrot(Vec::new(), true);
     assert!(matches!(Client::connect(&uri, &options), Err(ClientError::TimedOut)));
     let (_scratch, uri) = parrot(b"NBDMAGIC".to_vec(), false);
-    assert!(matches!(Client::connect(&uri, &options), Err(ClientError::HungUp)));
+    assert!(matches!(Client::connect(&uri, &patient), Err(ClientError::HungUp)));
 }
 
 #[test]

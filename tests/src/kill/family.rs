@@ -27,7 +27,7 @@ const PREFIX: &str = "family-";
 /// Volumes and clones, and snapshots, beyond which some are deleted.
 const MOST: usize = 4;
 /// After a command has failed, it is soon known that the daemon was to die.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The content of a volume or snapshot: the number of each block's last write, 0 for none.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -27,7 +27,7 @@ const SHRUNK: std::ops::Range<u64> = 400 << 20..600 << 20;
 /// Bytes at each end of a disk that have to be zero before it is added.
 const ENDS: u64 = 2 << 20;
 /// After a command has failed, it is soon known that the daemon was to die.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// A daemon that is to die is dead after this time, or its end was asked for.
 const MOMENT: Duration = Duration::from_millis(200);
 /// Between two looks at what the daemon does.

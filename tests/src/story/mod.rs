@@ -28,7 +28,7 @@ const VOLUME: &str = "data";
 /// Limit on a step of the story beyond its intended time, for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Requests in flight when a pool becomes full may still be answered within this time.
-const SETTLE: Duration = Duration::from_millis(500);
+const SETTLE: Duration = Duration::from_secs(3);
 
 /// How long and how large the story is.
 #[derive(Clone, Copy, Debug)]
@@ -209,7 +209,9 @@ impl Story {
         self.until("it has enough space again", |story| story.listener.state() == State::Normal)?;
         fs::write(&self.stop, "").context("stopping the hook")?;
         self.note("the grower is stopped");
-        self.until("the pool is very low", |story| story.listener.state() == State::VeryLow)?;
+        self.until("the pool is very low", |story| {
+            matches!(story.listener.state(), State::VeryLow | State::Full)
+        })?;
         self.until("the pool is full", |story| {
             story.listener.state() == State::Full && story.blocked > 0
         })?;

@@ -19,7 +19,7 @@ while read -r module parameters; do
     insmod "$module" $parameters || echo "cannot load $module"
 done </modules/order
 # A task that is stuck is reported on the console, and so fails the run.
-for setting in hung_task_timeout_secs:30 hung_task_check_interval_secs:10 hung_task_warnings:-1; do
+for setting in hung_task_timeout_secs:120 hung_task_check_interval_secs:10 hung_task_warnings:-1; do
     file=/proc/sys/kernel/${setting%%:*}
     if [ -e "$file" ]; then echo "${setting##*:}" >"$file"; fi
 done

@@ -27,7 +27,7 @@ const PAUSES: RangeInclusive<u64> = 20..=200;
 /// Bytes compared at a time.
 const PIECE: u64 = 1 << 20;
 /// After a command has failed, it is soon known that the daemon was to die.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Numbers of snapshots of one run: those of the next begin behind them.
 const NUMBERS: u64 = 1_000_000;
 

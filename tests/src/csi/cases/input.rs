@@ -253,7 +253,7 @@ fn a_call_that_ran_out_of_time_is_resumed_by_its_repeat(cx: &mut Cx<'_>) -> Resu
         }
         // The first may go on for a while.
         let mut answer = cx.create(&request);
-        for _ in 0..100 {
+        for _ in 0..3000 {
             if answer.as_ref().is_ok_and(|_| true) {
                 break;
             }

@@ -205,7 +205,7 @@ fn a_held_block_device_is_unstaged_later_and_loses_nothing(cx: &mut Cx<'_>) -> R
     holder.sync_all()?;
     drop(holder);
     let mut answer = cx.unstage(&staged.id, staged.path());
-    for _ in 0..100 {
+    for _ in 0..1000 {
         if answer.is_ok() {
             break;
         }

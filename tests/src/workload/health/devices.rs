@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use blockd_testkit::clock::Clock;
 
-use super::ward::{Side, Table, Trouble, Ward, settings};
+use super::ward::{SLOW, Side, Table, Trouble, Ward, settings};
 use crate::workload::csi::life::{Shape, Volume};
 use crate::workload::device::{Buffer, Device};
 use crate::workload::guest;
@@ -198,7 +198,7 @@ fn fails(ward: &mut Ward<'_>, disk: &Switched) -> Result<()> {
 pub(super) fn bad_sectors(table: &mut Table) -> Result<()> {
     const SETTINGS: &str = "/sys/bus/pseudo/drivers/scsi_debug";
     const PARAMETERS: &str = "/sys/module/scsi_debug/parameters";
-    let mut ward = Ward::start("sectors", Path::new("/dev/sda"), table)?;
+    let mut ward = Ward::start("sectors", Path::new("/dev/sda"), SLOW, table)?;
     let volume = filled(&mut ward)?;
     let read = read(&volume.target(0));
     let bad = Trouble {
@@ -229,7 +229,7 @@ pub(super) fn bad_sectors(table: &mut Table) -> Result<()> {
 /// Persistent memory in which the kernel lists bad blocks.
 pub(super) fn bad_memory(table: &mut Table) -> Result<()> {
     const DRIVER: &str = "/sys/bus/nd/drivers/nd_pmem";
-    let mut ward = Ward::start("memory", Path::new("/dev/pmem0"), table)?;
+    let mut ward = Ward::start("memory", Path::new("/dev/pmem0"), SLOW, table)?;
     let volume = filled(&mut ward)?;
     let bad = Trouble {
         cause: "memory has bad blocks",
@@ -263,7 +263,7 @@ pub(super) fn bad_memory(table: &mut Table) -> Result<()> {
 /// A disk that is pulled out and put back.
 pub(super) fn unplugged(table: &mut Table) -> Result<()> {
     const DRIVER: &str = "/sys/bus/virtio/drivers/virtio_blk";
-    let mut ward = Ward::start("unplugged", Path::new("/dev/vdb"), table)?;
+    let mut ward = Ward::start("unplugged", Path::new("/dev/vdb"), SLOW, table)?;
     let volume = filled(&mut ward)?;
     let gone = Trouble {
         cause: "the disk is pulled out",
@@ -288,7 +288,7 @@ pub(super) fn unplugged(table: &mut Table) -> Result<()> {
                 let block = format!("{DRIVER}/{name}/block");
                 let found = fs::read_dir(block)?.next().context("a disk that was put back")??;
                 let path = Path::new("/dev").join(found.file_name());
-                ward.rig.daemon.move_pool(&settings(&path))
+                ward.rig.daemon.move_pool(&settings(&path, SLOW))
             })
         },
     )?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, ensure};
 use blockd_testkit::daemon::Daemon;
 
-use super::ward::{Side, Table, Trouble, Ward, settings};
+use super::ward::{SLOW, Side, Table, Trouble, Ward, settings};
 use crate::workload::csi::life::{Shape, Volume};
 use crate::workload::device::{Buffer, Device};
 use crate::workload::guest;
@@ -112,11 +112,11 @@ fn missing(ward: &mut Ward<'_>, volume: &Volume) -> Result<()> {
 
 /// Another pool where there was one, and the one that there was again.
 pub(super) fn wrong(table: &mut Table) -> Result<()> {
-    let mut other = Daemon::new("other", &settings(Path::new("/dev/vda")))?;
+    let mut other = Daemon::new("other", &settings(Path::new("/dev/vda"), SLOW))?;
     other.start()?;
     ensure!(other.stop()?.success(), "the other's end: {}", other.last_words());
     drop(other);
-    let mut ward = Ward::start("wrong", Path::new("/dev/vdc"), table)?;
+    let mut ward = Ward::start("wrong", Path::new("/dev/vdc"), SLOW, table)?;
     let volume = ward.up(Shape::Block, 16 * MIB)?;
     let wrong = Trouble {
         cause: "another pool in its place",
@@ -126,7 +126,7 @@ pub(super) fn wrong(table: &mut Table) -> Result<()> {
         absent: true,
     };
     let restart = |ward: &mut Ward<'_>, pool: &str| {
-        ward.restart(|ward| ward.rig.daemon.move_pool(&settings(Path::new(pool))))
+        ward.restart(|ward| ward.rig.daemon.move_pool(&settings(Path::new(pool), SLOW)))
     };
     ward.trouble(
         &wrong,

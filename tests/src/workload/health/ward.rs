@@ -31,8 +31,11 @@ const LOOKS: u32 = 5;
 /// Bytes that a message may have.
 const MESSAGE: usize = 128;
 /// Looks often and lets go soon, so that minutes are enough for all.
-const HEALTH: &str =
-    "[health]\ninterval = \"1s\"\nhold = \"2s\"\nerrors_hold = \"4s\"\nslow_io = \"250ms\"\n";
+const HEALTH: &str = "[health]\ninterval = \"1s\"\nhold = \"2s\"\nerrors_hold = \"4s\"\n";
+/// IO that is made slow is to be seen.
+pub(super) const SLOW: &str = "250ms";
+/// None is made slow, and a machine that shares its disk is not to look ill.
+pub(super) const NEVER_SLOW: &str = "20s";
 
 /// By bytes, and not by how fast was written, and without slowing anything down for long.
 const SPACE: &str = "[pool.space]\nlow = \"64M\"\nvery_low = \"4M\"\n";
@@ -127,8 +130,13 @@ pub(super) struct Ward<'a> {
 
 impl<'a> Ward<'a> {
     /// With a pool on this disk.
-    pub(super) fn start(name: &str, pool: &Path, table: &'a mut Table) -> Result<Self> {
-        let daemon = settings(pool);
+    pub(super) fn start(
+        name: &str,
+        pool: &Path,
+        slow_io: &str,
+        table: &'a mut Table,
+    ) -> Result<Self> {
+        let daemon = settings(pool, slow_io);
         let log = "info".to_owned();
         let rig = Rig::start(name, &Settings { daemon, log, ..Settings::default() })?;
         let driver = rig.plugin.driver()?;
@@ -370,11 +378,11 @@ impl<'a> Ward<'a> {
     }
 }
 
-/// A daemon with a pool on this disk.
-pub(super) fn settings(pool: &Path) -> daemon::Settings {
+/// A daemon with a pool on this disk, to which IO that takes longer than `slow_io` is slow.
+pub(super) fn settings(pool: &Path, slow_io: &str) -> daemon::Settings {
     daemon::Settings {
         pool: Some(pool.to_path_buf()),
-        tables: HEALTH.to_owned(),
+        tables: format!("{HEALTH}slow_io = {slow_io:?}\n"),
         pool_lines: SPACE.to_owned(),
         ..daemon::Settings::default()
     }

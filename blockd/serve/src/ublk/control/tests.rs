@@ -209,6 +209,9 @@ struct Rig {
     folder: PathBuf,
 }
 
+/// For a command that hangs. One that does not ends before.
+const SHORT: Duration = Duration::from_secs(2);
+
 const OPTIONS: DeviceOptions = DeviceOptions {
     owner: 77,
     queues: 1,
@@ -509,7 +512,7 @@ fn a_device_whose_removal_came_back_late_is_detached_again_and_no_other_in_its_p
         let daemon = rig.daemon();
         daemon.attach(&spec(1)).unwrap();
         rig.kernel.is_open.store(true, Ordering::Release);
-        let daemon = daemon.with_limit(Duration::from_millis(50));
+        let daemon = daemon.with_limit(SHORT);
         let error = daemon.detach(&spec(1), Some(0), false).unwrap_err();
         assert!(matches!(error, DeviceError::Hangs { .. }), "{error}");
         let link = rig.folder.join("names/p/v1");
@@ -571,9 +574,10 @@ impl tracing::Subscriber for BackAtOnce {
 #[test]
 fn a_removal_that_comes_back_while_its_caller_leaves_is_shown_as_no_hang() {
     let rig = Rig::new();
-    let daemon = Arc::new(rig.daemon().with_limit(Duration::from_millis(50)));
+    let daemon = rig.daemon();
     daemon.attach(&spec(1)).unwrap();
     rig.kernel.is_open.store(true, Ordering::Release);
+    let daemon = Arc::new(daemon.with_limit(SHORT));
     let log = BackAtOnce(Arc::clone(&rig.kernel), Arc::clone(&daemon));
     // While a process has one subscriber, a call site that another thread, which has none, meets
     // first is switched off for all threads.
