@@ -127,6 +127,16 @@ impl Commands {
 }
 
 impl Refusal {
+    /// Whether the group's locks could not be had, and not because another host has them.
+    pub(super) fn is_of_locks(&self) -> bool {
+        let has = |said: &str, parts: &[&str]| parts.iter().any(|part| said.contains(part));
+        match &self.problem {
+            Problem::Unlocked(_) => true,
+            Problem::Said(said) => has(said, &AWAY) && !has(said, &HELD),
+            Problem::NotRun(_) | Problem::Late => false,
+        }
+    }
+
     /// The error of a call about a cell, or about the group.
     pub(super) fn into_error(self, group: &str, cell: Option<&CellName>) -> HostsError {
         let Self { command, problem } = self;

@@ -63,3 +63,12 @@ pub(super) fn own_number(text: &str, group: &str) -> Option<HostNumber> {
     let place = places.find_map(|place| place.strip_prefix(&wanted))?;
     place.split(':').next()?.parse().ok().map(HostNumber)
 }
+
+/// The logical volumes whose leases sanlock keeps for a lock manager that has died, by
+/// `sanlock client status`: their UUIDs.
+pub(super) fn orphans<'a>(text: &'a str, group: &str) -> Vec<&'a str> {
+    let wanted = format!("r lvm_{group}:");
+    let kept = text.lines().map(str::trim).filter(|line| line.ends_with(" ORPHAN"));
+    let places = kept.filter_map(|line| line.strip_prefix(&wanted));
+    places.filter_map(|place| place.split(':').next()).collect()
+}

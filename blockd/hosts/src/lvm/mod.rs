@@ -1,6 +1,7 @@
 //! Cells as logical volumes of a shared volume group: lvmlockd and sanlock have the leases, and LVM
 //! the directory. Everything goes through LVM's own commands (lvmlockd(8), lvs(8)).
 
+mod adopt;
 mod command;
 mod lease;
 mod report;
@@ -81,11 +82,14 @@ impl Lvm {
     }
 
     fn volumes(&self) -> Result<Vec<Volume>, HostsError> {
-        let fields = "lv_name,lv_uuid,lv_size,lv_active_locally,lv_path,lv_lockargs,lv_tags";
-        let words = report::words(fields, &self.name);
-        let text = self.commands.run_locked("lvs", &words);
+        let text = self.again(|| self.volumes_report());
         let text = text.map_err(|refusal| self.group_error(refusal))?;
         report::volumes(&text).map_err(|problem| self.unreadable("lvs", problem))
+    }
+
+    fn volumes_report(&self) -> Result<String, Refusal> {
+        let fields = "lv_name,lv_uuid,lv_size,lv_active_locally,lv_path,lv_lockargs,lv_tags";
+        self.commands.run_locked("lvs", &report::words(fields, &self.name))
     }
 
     fn volume(&self, name: &CellName) -> Result<Volume, HostsError> {
@@ -110,7 +114,7 @@ impl Lvm {
         }
         words.push(self.name.clone());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        self.commands.run("vgchange", &words).map(drop).map_err(|refusal| self.group_error(refusal))
+        self.run("vgchange", &words).map(drop).map_err(|refusal| self.group_error(refusal))
     }
 
     /// This host's number: as sanlock has it, or before its locks are started as it will be.
@@ -134,7 +138,7 @@ impl Lvm {
         if !self.volume(name)?.is_active {
             return Err(HostsError::NotHeld { cell: name.clone() });
         }
-        let changed = self.commands.run("lvchange", &[change, NEW_TAG, &self.path(name)]);
+        let changed = self.run("lvchange", &[change, NEW_TAG, &self.path(name)]);
         changed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
@@ -273,7 +277,7 @@ impl Coordinator for Lvm {
         let mut words = vec!["--yes"];
         tags.iter().for_each(|tag| words.extend(["--deltag", tag.as_str()]));
         words.push(&self.name);
-        let removed = self.commands.run("vgchange", &words);
+        let removed = self.run("vgchange", &words);
         removed.map_err(|refusal| self.group_error(refusal))?;
         let after = key_in(&self.group()?);
         if after.is_none() || after == key {
@@ -306,7 +310,7 @@ impl Coordinator for Lvm {
         let (size, volume) = (format!("{needed}b"), volume_name(name));
         let words =
             ["--yes", "-aey", "-Wy", "--addtag", NEW_TAG, "-L", &size, "-n", &volume, &self.name];
-        self.commands.run("lvcreate", &words).map_err(|refusal| self.cell_error(refusal, name))?;
+        self.run("lvcreate", &words).map_err(|refusal| self.cell_error(refusal, name))?;
         Ok(self.found(name.clone(), self.volume(name)?))
     }
 
@@ -320,7 +324,7 @@ impl Coordinator for Lvm {
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
         let path = self.path(name);
-        let taken = self.commands.run("lvchange", &["-aey", &path]);
+        let taken = self.run("lvchange", &["-aey", &path]);
         taken.map_err(|refusal| self.cell_error(refusal, name))?;
         Ok(self.found(name.clone(), self.volume(name)?))
     }
@@ -341,8 +345,9 @@ impl Coordinator for Lvm {
     }
 
     fn release(&self, name: &CellName) -> Result<(), HostsError> {
+        self.adopt_orphans();
         let path = self.path(name);
-        let released = self.commands.run("lvchange", &["-an", &path]);
+        let released = self.run("lvchange", &["-an", &path]);
         released.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
@@ -359,7 +364,7 @@ impl Coordinator for Lvm {
         let wanted = bytes.next_multiple_of(self.group()?.extent_size.max(1));
         let (size, path) = (format!("{wanted}b"), self.path(name));
         let words = ["--yes", "-L", &size, &path];
-        self.commands.run("lvextend", &words).map_err(|refusal| self.cell_error(refusal, name))?;
+        self.run("lvextend", &words).map_err(|refusal| self.cell_error(refusal, name))?;
         Ok(self.volume(name)?.size)
     }
 
@@ -368,7 +373,7 @@ impl Coordinator for Lvm {
             return Err(HostsError::NotHeld { cell: name.clone() });
         }
         let path = self.path(name);
-        let removed = self.commands.run("lvremove", &["--yes", &path]);
+        let removed = self.run("lvremove", &["--yes", &path]);
         removed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
@@ -441,3 +446,5 @@ fn mapper_name(group: &str, volume: &str) -> String {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_adopt;

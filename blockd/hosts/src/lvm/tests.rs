@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 
 use super::*;
 
-const GROUP: &str = r#"{"report":[{"vg":[
+pub(super) const GROUP: &str = r#"{"report":[{"vg":[
   {"vg_name":"san","vg_size":"1073741824","vg_free":"536870912","vg_extent_size":"4194304",
    "vg_lock_type":"sanlock","vg_tags":"blockd.key.1.0xb1000100000007,site,blockd.key.2.0xb1000200000009",
    "pv_name":"/dev/sda","pv_uuid":"two"},
   {"vg_name":"san","vg_size":"1073741824","vg_free":"536870912","vg_extent_size":"4194304",
    "vg_lock_type":"sanlock","vg_tags":"","pv_name":"/dev/sdb","pv_uuid":"one"}]}]}"#;
 
-const VOLUMES: &str = r#"{"report":[{"lv":[
+pub(super) const VOLUMES: &str = r#"{"report":[{"lv":[
   {"lv_name":"cell-two","lv_uuid":"a-b-c","lv_size":"8388608","lv_active_locally":"",
    "lv_path":"/dev/san/cell-two","lv_lockargs":"1.0.0:70254592","lv_tags":"site,blockd.new"},
   {"lv_name":"root","lv_uuid":"d-e-f","lv_size":"4194304","lv_active_locally":"active locally",
