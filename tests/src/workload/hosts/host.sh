@@ -70,11 +70,27 @@ END
     wdmd -G root || return
     # With a name that stays, a host that boots again does not wait for its own lease to expire.
     sanlock daemon -U root -G root -e "$NAME" || return
+    # It answers some time after that.
+    for _ in $(seq 100); do
+        if sanlock client status >/dev/null 2>&1; then break; fi
+        sleep 0.1
+    done
     lock_manager
 }
 
-# lock_manager: lvmlockd, which finds the leases again that it had before it died.
-lock_manager() { lvmlockd --adopt 1 --sanlock-timeout "$IO_TIMEOUT"; }
+# lock_manager: lvmlockd. The older one finds the leases again that it had before it died; the newer
+# one hangs with `--adopt 1`, and the daemon gives them to it.
+lock_manager() { lvmlockd $ADOPT --sanlock-timeout "$IO_TIMEOUT"; }
+
+# overwrite DEVICE SECONDS: writes 8 MiB and flushes, over and over, and prints how often.
+overwrite() {
+    count=0 end=$(($(date +%s) + $2))
+    while [ "$(date +%s)" -lt "$end" ]; do
+        dd if=/dev/zero of="$1" bs=1M count=8 conv=fsync 2>/dev/null || return
+        count=$((count + 1))
+    done
+    echo "$count"
+}
 
 # serve: the daemon, until it answers. Its state is on the host's own disk; its own pool is one in
 # memory, and is not used.

@@ -175,6 +175,14 @@ fn transport(kernel: Which) -> (&'static str, &'static str) {
     }
 }
 
+/// How lvmlockd is started: Debian 12's, 2.03.16, or Debian 13's, 2.03.31.
+fn adopt(kernel: Which) -> &'static str {
+    match kernel {
+        Which::Older => "--adopt 1",
+        Which::Newer => "",
+    }
+}
+
 /// Certificates of all hosts, of one authority, in a folder.
 fn certificates(folder: &Path) -> Result<()> {
     let mut params = CertificateParams::new(Vec::new())?;
@@ -204,11 +212,11 @@ fn machine(run: &Run, network: &Network, name: &str, port: usize) -> (Vm, String
         .limit(run.limit())
         .network(network, port);
     let (transport, disk) = transport(run.kernel);
-    let hosts = HOSTS.join(" ");
+    let (hosts, adopt) = (HOSTS.join(" "), adopt(run.kernel));
     let script = format!(
         "put() {{ echo \"$1\" >\"$2\"; }}\n\
          NAME={name}; ARRAY={ARRAY}; TRANSPORT={transport}; DISK={disk}\n\
-         HOSTS='{hosts}'; HOST_ID={port}; IO_TIMEOUT={IO_TIMEOUT}; NVME_TIMES={NVME_TIMES}\n\
+         HOSTS='{hosts}'; ADOPT='{adopt}'; HOST_ID={port}; IO_TIMEOUT={IO_TIMEOUT}; NVME_TIMES={NVME_TIMES}\n\
          ADDRESS={0}; hostname {name}; ip addr add {0}/24 dev eth0; ip link set eth0 up\n",
         address(port)
     );
