@@ -481,10 +481,19 @@ impl Engine {
             || self.commits_drops()
             || !self.releases.is_idle()
             || !pool.unshown.lock().is_empty();
+        let commits = pool.progress.0.finished.load(Ordering::SeqCst);
         for volume in waiting.iter().filter(|one| one.is_starving()).map(|one| &one.volume) {
             let quota = volume.quota.load(Ordering::Relaxed);
             let by_quota = quota > 0 && volume.held() >= quota;
-            if coming && !by_quota {
+            if !coming {
+                volume.hope.end();
+            }
+            // A deletion comes to its end, and what it gives back is for all.
+            let may_hope = || {
+                volume.hope.lasts(self.now_ns, commits)
+                    || self.releases.releasing().next().is_some()
+            };
+            if coming && !by_quota && may_hope() {
                 volume.out_of_space.store(false, Ordering::Release);
                 // Dropped extents can be granted again once their change is durable (R4).
                 if awaits_commit && !pool.wake.0.commit.load(Ordering::SeqCst) {

@@ -154,6 +154,38 @@ fn a_write_right_after_a_discard_is_not_refused() {
     rig.check();
 }
 
+/// A neighbour whose space is set aside discards and writes anew without a pause. All of it stays
+/// its own, so that others are out of space.
+#[test]
+fn drops_of_a_neighbour_that_never_pauses_do_not_hold_up_the_verdict() {
+    let mut rig = Rig::new(&[64 * MIB]);
+    let (thick, thin) = (rig.create("thick", 16 << 20), rig.create("thin", 1 << 40));
+    configure(&mut rig, thick, VolumeSettings { thick: true, ..VolumeSettings::default() })
+        .unwrap();
+    let (thick, thin) = (rig.attach(thick), rig.attach(thin));
+    assert_eq!(fill_some(&mut rig, &thick, 256), 256);
+    let written = fill(&mut rig, &thin, 0);
+    thin.ask_again();
+    let start = rig.now;
+    for turn in 0_u64.. {
+        if thin.is_out_of_space() {
+            break;
+        }
+        assert!(rig.now - start < 10 * SECOND, "it still counts on them after 10 s");
+        rig.discard(&thick, turn % 128 * EXTENT, 64 << 10);
+        assert!(try_write(&mut rig, &thin, written, false).is_some());
+        // One step of the engine, and never until it is at rest.
+        if let Some(mut command) = rig.engine.poll(rig.now) {
+            rig.media.run(&mut command);
+            rig.engine.complete(command, Ok(()));
+        }
+        rig.now += 2_000_000;
+        try_write(&mut rig, &thick, (turn + 64) % 128, false);
+    }
+    assert!(rig.now - start > SECOND / 2, "what is dropped may be for others, for a moment");
+    rig.check();
+}
+
 #[test]
 fn a_thick_volume_writes_again_where_it_discarded_unless_a_snapshot_keeps_the_extents() {
     for (discarded, has_snapshot) in [(1, false), (256, false), (256, true)] {

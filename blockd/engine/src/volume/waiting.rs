@@ -12,6 +12,10 @@ use crate::block::BlockError;
 /// How often what waits is looked at, to say for how long it has.
 const LOOK_NS: u64 = 1_000_000_000;
 
+/// How long a write counts on what was dropped since the mapper has looked: the mapper counts on it
+/// for a second, and others may drop something all the time.
+const DROPS_NS: u64 = 2_000_000_000;
+
 impl Attached {
     /// Takes over what is set for the volume now.
     pub(super) fn read_settings(&mut self) {
@@ -166,7 +170,9 @@ impl Executor {
         let starves = slot.state == State::Starved && !slot.is_late;
         let parked = slot.state == State::Parked && slot.reason == ParkReason::Space;
         // A discard may have come since the mapper has looked: what it has dropped is on its way.
-        let parked = parked && !self.pools[attached.pool].handle.mapper().has_dropped_space();
+        let counts_on_drops = self.now.saturating_sub(slot.arrived) < DROPS_NS;
+        let mapper = self.pools[attached.pool].handle.mapper();
+        let parked = parked && !(counts_on_drops && mapper.has_dropped_space());
         if !(starves || parked && attached.attachment.is_out_of_space()) {
             slot.stuck_at = if starves || parked { slot.stuck_at } else { 0 };
             return false;
