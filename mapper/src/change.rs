@@ -228,6 +228,10 @@ impl Site<'_> {
             self.pool.ring.release(self.ring_slot, reserved);
             return;
         }
+        if dropped != Dropped::Nothing {
+            // What the volume has dropped itself is for its own next writes.
+            self.volume.hope.end();
+        }
         self.pool.publish(self.ring_slot, lsn, change, dropped);
         let left = reserved - change.units() as u64;
         if left > 0 {

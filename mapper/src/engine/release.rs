@@ -163,6 +163,11 @@ impl Releases {
         self.walks.iter().map(|walk| walk.of).chain(waiting)
     }
 
+    /// Whether there are such volumes.
+    pub(crate) fn is_deleting(&self) -> bool {
+        self.releasing().next().is_some()
+    }
+
     /// Extents that will be free, as far as they are counted one by one.
     pub(crate) fn pending_extents(&self) -> u64 {
         let waiting = self.undurable.iter().map(|(_, item)| item);

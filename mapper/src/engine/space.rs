@@ -482,24 +482,22 @@ impl Engine {
             || !self.releases.is_idle()
             || !pool.unshown.lock().is_empty();
         let commits = pool.progress.0.finished.load(Ordering::SeqCst);
+        let mut is_deleting = None;
         for volume in waiting.iter().filter(|one| one.is_starving()).map(|one| &one.volume) {
             let quota = volume.quota.load(Ordering::Relaxed);
             let by_quota = quota > 0 && volume.held() >= quota;
-            if !coming {
-                volume.hope.end();
-            }
-            // A deletion comes to its end, and what it gives back is for all.
-            let may_hope = || {
-                volume.hope.lasts(self.now_ns, commits)
-                    || self.releases.releasing().next().is_some()
-            };
-            if coming && !by_quota && may_hope() {
-                volume.out_of_space.store(false, Ordering::Release);
+            if coming && !by_quota {
                 // Dropped extents can be granted again once their change is durable (R4).
                 if awaits_commit && !pool.wake.0.commit.load(Ordering::SeqCst) {
                     pool.want_commit();
                 }
-                continue;
+                let deletes = || *is_deleting.get_or_insert_with(|| self.releases.is_deleting());
+                if volume.hope.lasts(self.now_ns, commits, deletes) {
+                    volume.out_of_space.store(false, Ordering::Release);
+                    continue;
+                }
+            } else {
+                volume.hope.end();
             }
             self.space.stuck |= !by_quota;
             news |= !volume.out_of_space.swap(true, Ordering::AcqRel);

@@ -88,6 +88,8 @@ pub(super) struct Slot {
     /// for neither.
     pub(super) slowed_at: u64,
     pub(super) stuck_at: u64,
+    /// When it was first seen waiting for space; 0 if it was not.
+    pub(super) lacks_at: u64,
     /// Whether the request is counted among those that were parked, and those that found no space
     /// below; and for how many nanoseconds it has waited in all, if it has. A request that ends
     /// resets them: one that does not wait never touches them.
@@ -123,6 +125,7 @@ impl Slot {
             reason: ParkReason::InFlight,
             slowed_at: 0,
             stuck_at: 0,
+            lacks_at: 0,
             was_parked: false,
             was_starved: false,
             waited_ns: None,
@@ -178,6 +181,7 @@ impl Slot {
         self.extra = 0;
         self.slowed_at = 0;
         self.stuck_at = 0;
+        self.lacks_at = 0;
         self.arrived = now;
         self.since = now;
     }

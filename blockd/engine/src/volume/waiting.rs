@@ -170,7 +170,10 @@ impl Executor {
         let starves = slot.state == State::Starved && !slot.is_late;
         let parked = slot.state == State::Parked && slot.reason == ParkReason::Space;
         // A discard may have come since the mapper has looked: what it has dropped is on its way.
-        let counts_on_drops = self.now.saturating_sub(slot.arrived) < DROPS_NS;
+        if parked && slot.lacks_at == 0 {
+            slot.lacks_at = self.now;
+        }
+        let counts_on_drops = self.now.saturating_sub(slot.lacks_at) < DROPS_NS;
         let mapper = self.pools[attached.pool].handle.mapper();
         let parked = parked && !(counts_on_drops && mapper.has_dropped_space());
         if !(starves || parked && attached.attachment.is_out_of_space()) {
