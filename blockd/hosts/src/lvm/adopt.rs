@@ -1,63 +1,125 @@
 //! Leases that outlive the lock manager. When lvmlockd dies, sanlock keeps the group's lockspace
 //! and the leases of its logical volumes as orphans. With `--adopt 1` the next lvmlockd takes them
-//! over itself; otherwise `--lockopt adopt` of LVM's commands has it do so (lvmlockd(8)).
+//! over itself (lvmlockd(8)); otherwise `--lockopt adopt` of LVM's commands has it do so. That
+//! means: take over an orphan of this host, or else take the lock as usual.
+
+use std::sync::atomic::Ordering;
+
+use crate::cell::CellName;
+use crate::error::HostsError;
 
 use super::command::Refusal;
-use super::{Lvm, cell_name, lease, report};
+use super::{Lvm, lease, volume_name};
+
+/// Has LVM's command take over the locks that it needs.
+const ADOPT: [&str; 2] = ["--lockopt", "adopt"];
+/// The lease of the group itself, in sanlock's names.
+const GROUP_LEASE: &str = "VGLK";
+/// Of a change that changes nothing: no group has it.
+const NO_TAG: &str = "blockd.none";
 
 impl Lvm {
-    /// Runs a command that takes locks. Where they are refused because lvmlockd was started anew,
-    /// it gets what the former one has left, and the command is run again.
+    /// Runs a command about the group that takes locks. Where they are refused because lvmlockd was
+    /// started anew, it gets what the former one has left, and the command is run again.
     pub(super) fn run(&self, name: &str, words: &[&str]) -> Result<String, Refusal> {
-        self.again(|| self.commands.run(name, words))
+        self.again(|| self.commands.run(name, words), || self.rejoin())
     }
 
-    /// The same for anything that locks can refuse.
-    pub(super) fn again<T>(&self, run: impl Fn() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    /// The same for a command that needs the lease of a cell.
+    pub(super) fn run_on(
+        &self,
+        cell: &CellName,
+        name: &str,
+        words: &[&str],
+    ) -> Result<String, Refusal> {
+        self.again(|| self.commands.run(name, words), || self.rejoin() && self.adopt(cell))
+    }
+
+    /// The report of all logical volumes.
+    pub(super) fn report(&self) -> Result<String, Refusal> {
+        self.again(|| self.volumes_report(&[]), || self.rejoin())
+    }
+
+    fn again(
+        &self,
+        run: impl Fn() -> Result<String, Refusal>,
+        mend: impl Fn() -> bool,
+    ) -> Result<String, Refusal> {
         match run() {
-            Err(refusal) if refusal.is_of_locks() && self.adopt() => run(),
+            Err(refusal) if refusal.is_of_locks() && mend() => run(),
             ended => ended,
         }
     }
 
-    /// Has lvmlockd take over the leases that are orphans. LVM deactivates a logical volume whose
-    /// lease is one, and leaves the lease: no other host could have it.
-    pub(super) fn adopt_orphans(&self) {
-        let status = self.commands.run("sanlock", &["client", "status"]);
-        if status.is_ok_and(|text| !lease::orphans(&text, &self.name).is_empty()) {
-            self.adopt();
+    /// Gives lvmlockd the lockspace that sanlock has kept, and the lock of the group, if the former
+    /// one has died with it. False if it can't have them: whether this host is to join the group is
+    /// not decided here.
+    fn rejoin(&self) -> bool {
+        let Some(status) = self.status() else { return false };
+        if self.is_cut_off.load(Ordering::Acquire) || !lease::is_joined(&status, &self.name) {
+            return false;
+        }
+        let words = [&["--lockstart"], &ADOPT[..], &[&self.name]].concat();
+        if self.commands.run("vgchange", &words).is_err() {
+            return false;
+        }
+        if !lease::is_orphan(&status, &self.name, GROUP_LEASE) {
+            return true;
+        }
+        // A report takes over a lock that is shared with others, a change one that is not.
+        let words = [&["--yes", "--deltag", NO_TAG], &ADOPT[..], &[&self.name]].concat();
+        self.volumes_report(&ADOPT).is_ok() || self.commands.run("vgchange", &words).is_ok()
+    }
+
+    /// Has lvmlockd take over the lease of a cell, if it is an orphan. False if it can't.
+    fn adopt(&self, cell: &CellName) -> bool {
+        let _one = self.adopting.lock();
+        let found = self.orphan(cell);
+        let Ok(Some(is_active)) = found else { return found.is_ok() };
+        let path = self.path(cell);
+        let words = [&["-aey"], &ADOPT[..], &[&path]].concat();
+        let Err(refusal) = self.commands.run("lvchange", &words) else {
+            tracing::info!(%cell, "lvmlockd was started anew, and has a lease again");
+            return true;
+        };
+        let error = self.group_error(refusal);
+        tracing::warn!(%cell, %error, "lvmlockd does not take over a lease");
+        // It may have it all the same, or give it back because the command has ended too early.
+        let word = if is_active { "-aey" } else { "-an" };
+        self.commands.run("lvchange", &[word, &path]).is_ok() && is_active
+    }
+
+    /// Ends the use of a cell's logical volume, and its lease with it. LVM leaves a lease that is
+    /// an orphan, and no other host could have it.
+    pub(super) fn deactivate(&self, cell: &CellName) -> Result<(), HostsError> {
+        self.adopt(cell);
+        {
+            let _one = self.adopting.lock();
+            let ended = self.run("lvchange", &["-an", &self.path(cell)]);
+            ended.map_err(|refusal| self.cell_error(refusal, cell))?;
+        }
+        match self.orphan(cell)? {
+            None => Ok(()),
+            Some(_) => Err(HostsError::Away {
+                group: format!("volume group {}", self.name),
+                problem: format!("lvmlockd has not given back the lease of cell {cell}"),
+            }),
         }
     }
 
-    /// Gives lvmlockd the lockspace and the leases that sanlock has kept. False if it can't have
-    /// them, or there are none: whether this host is to join the group is not decided here.
-    fn adopt(&self) -> bool {
-        let Ok(status) = self.commands.run("sanlock", &["client", "status"]) else { return false };
-        if lease::own_number(&status, &self.name).is_none() {
-            return false;
+    /// Whether a cell whose lease is an orphan is active; `None` where the lease is none.
+    fn orphan(&self, cell: &CellName) -> Result<Option<bool>, HostsError> {
+        let status = self.status().unwrap_or_default();
+        if !lease::has_orphans(&status, &self.name) {
+            return Ok(None);
         }
-        let started = ["--lockstart", "--lockopt", "adopt", &self.name];
-        if self.commands.run("vgchange", &started).is_err() {
-            return false;
-        }
-        let orphans = lease::orphans(&status, &self.name);
-        let volumes = self.volumes_report().ok().and_then(|text| report::volumes(&text).ok());
-        let Some(volumes) = volumes else { return false };
-        let cells = volumes.iter().filter(|volume| cell_name(&volume.name).is_some());
-        for cell in cells.filter(|cell| orphans.contains(&cell.uuid.as_str())) {
-            let path = format!("{}/{}", self.name, cell.name);
-            let words = ["-aey", "--lockopt", "adopt", &path];
-            if let Err(refusal) = self.commands.run("lvchange", &words) {
-                let error = self.group_error(refusal);
-                tracing::warn!(cell = cell.name, %error, "lvmlockd does not take over a lease");
-                return false;
-            }
-            // A lease without a device here is of no use, and keeps other hosts out.
-            if !cell.is_active && self.commands.run("lvchange", &["-an", &path]).is_err() {
-                return false;
-            }
-            tracing::info!(cell = cell.name, "lvmlockd was started anew, and has its lease again");
-        }
-        true
+        let volumes = self.volumes()?;
+        let found = volumes.into_iter().find(|volume| volume.name == volume_name(cell));
+        let found = found.filter(|one| lease::is_orphan(&status, &self.name, &one.uuid));
+        Ok(found.map(|one| one.is_active))
+    }
+
+    fn status(&self) -> Option<String> {
+        self.commands.run("sanlock", &["client", "status"]).ok()
     }
 }

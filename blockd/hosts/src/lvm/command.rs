@@ -66,6 +66,8 @@ enum Problem {
 
 /// The words of LVM when the lease of a logical volume is another host's.
 const HELD: [&str; 2] = ["locked by other host", "is locked by another host"];
+/// Its words when another host has the lock of the whole group.
+const HELD_BY_OTHER: &str = "held by other host";
 /// Its words when the lock manager is not there, or has no lease to give for now.
 const AWAY: [&str; 7] = [
     "lvmlockd",
@@ -127,12 +129,14 @@ impl Commands {
 }
 
 impl Refusal {
-    /// Whether the group's locks could not be had, and not because another host has them.
+    /// Whether locks could not be had, and not because another host has them.
     pub(super) fn is_of_locks(&self) -> bool {
         let has = |said: &str, parts: &[&str]| parts.iter().any(|part| said.contains(part));
         match &self.problem {
-            Problem::Unlocked(_) => true,
-            Problem::Said(said) => has(said, &AWAY) && !has(said, &HELD),
+            Problem::Unlocked(said) => !said.contains(HELD_BY_OTHER),
+            Problem::Said(said) => {
+                has(said, &AWAY) && !has(said, &HELD) && !said.contains(HELD_BY_OTHER)
+            }
             Problem::NotRun(_) | Problem::Late => false,
         }
     }

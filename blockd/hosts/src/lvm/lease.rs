@@ -64,11 +64,26 @@ pub(super) fn own_number(text: &str, group: &str) -> Option<HostNumber> {
     place.split(':').next()?.parse().ok().map(HostNumber)
 }
 
-/// The logical volumes whose leases sanlock keeps for a lock manager that has died, by
-/// `sanlock client status`: their UUIDs.
-pub(super) fn orphans<'a>(text: &'a str, group: &str) -> Vec<&'a str> {
+/// Whether this host takes part in the leases of a group, by `sanlock client status`, and is not
+/// just about to begin or to end that: then a word follows.
+pub(super) fn is_joined(text: &str, group: &str) -> bool {
+    let wanted = format!("s lvm_{group}:");
+    let mut lines = text.lines().map(str::trim).filter(|line| line.starts_with(&wanted));
+    lines.any(|line| line.split_whitespace().count() == 2)
+}
+
+/// Whether sanlock keeps leases of a group for a lock manager that has died.
+pub(super) fn has_orphans(text: &str, group: &str) -> bool {
+    orphans(text, group).next().is_some()
+}
+
+/// The same of one lease: of a logical volume by its UUID.
+pub(super) fn is_orphan(text: &str, group: &str, name: &str) -> bool {
+    orphans(text, group).any(|one| one == name)
+}
+
+fn orphans<'a>(text: &'a str, group: &str) -> impl Iterator<Item = &'a str> {
     let wanted = format!("r lvm_{group}:");
     let kept = text.lines().map(str::trim).filter(|line| line.ends_with(" ORPHAN"));
-    let places = kept.filter_map(|line| line.strip_prefix(&wanted));
-    places.filter_map(|place| place.split(':').next()).collect()
+    kept.filter_map(move |line| line.strip_prefix(&wanted)?.split(':').next())
 }

@@ -7,6 +7,9 @@ mod lease;
 mod report;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::cell::{Cell, CellName, Holder, HostNumber, Owner};
 use crate::coordinator::{Coordinator, Device, Space};
@@ -37,6 +40,10 @@ const LOCK_VOLUME: &str = "lvmlock";
 pub struct Lvm {
     name: String,
     commands: Commands,
+    /// The membership was lost: the locks are not to be started again.
+    is_cut_off: AtomicBool,
+    /// Held while a lease is taken over, and while one is given back.
+    adopting: Mutex<()>,
 }
 
 /// A volume group as it was found.
@@ -52,7 +59,12 @@ impl Lvm {
     /// A group by name. Nothing is looked at.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), commands: Commands::default() }
+        Self::with(name, Commands::default())
+    }
+
+    fn with(name: &str, commands: Commands) -> Self {
+        let name = name.to_owned();
+        Self { name, commands, is_cut_off: AtomicBool::new(false), adopting: Mutex::new(()) }
     }
 
     /// Looks at the group: it has to be shared, with its locks started.
@@ -82,14 +94,15 @@ impl Lvm {
     }
 
     fn volumes(&self) -> Result<Vec<Volume>, HostsError> {
-        let text = self.again(|| self.volumes_report());
-        let text = text.map_err(|refusal| self.group_error(refusal))?;
+        let text = self.report().map_err(|refusal| self.group_error(refusal))?;
         report::volumes(&text).map_err(|problem| self.unreadable("lvs", problem))
     }
 
-    fn volumes_report(&self) -> Result<String, Refusal> {
+    /// With more words for LVM.
+    fn volumes_report(&self, more: &[&str]) -> Result<String, Refusal> {
         let fields = "lv_name,lv_uuid,lv_size,lv_active_locally,lv_path,lv_lockargs,lv_tags";
-        self.commands.run_locked("lvs", &report::words(fields, &self.name))
+        let words = [more, &report::words(fields, &self.name)].concat();
+        self.commands.run_locked("lvs", &words)
     }
 
     fn volume(&self, name: &CellName) -> Result<Volume, HostsError> {
@@ -138,7 +151,7 @@ impl Lvm {
         if !self.volume(name)?.is_active {
             return Err(HostsError::NotHeld { cell: name.clone() });
         }
-        let changed = self.run("lvchange", &[change, NEW_TAG, &self.path(name)]);
+        let changed = self.run_on(name, "lvchange", &[change, NEW_TAG, &self.path(name)]);
         changed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
@@ -324,7 +337,7 @@ impl Coordinator for Lvm {
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
         let path = self.path(name);
-        let taken = self.run("lvchange", &["-aey", &path]);
+        let taken = self.run_on(name, "lvchange", &["-aey", &path]);
         taken.map_err(|refusal| self.cell_error(refusal, name))?;
         Ok(self.found(name.clone(), self.volume(name)?))
     }
@@ -345,10 +358,7 @@ impl Coordinator for Lvm {
     }
 
     fn release(&self, name: &CellName) -> Result<(), HostsError> {
-        self.adopt_orphans();
-        let path = self.path(name);
-        let released = self.run("lvchange", &["-an", &path]);
-        released.map(drop).map_err(|refusal| self.cell_error(refusal, name))
+        self.deactivate(name)
     }
 
     fn extend(&self, name: &CellName, bytes: u64) -> Result<u64, HostsError> {
@@ -364,7 +374,7 @@ impl Coordinator for Lvm {
         let wanted = bytes.next_multiple_of(self.group()?.extent_size.max(1));
         let (size, path) = (format!("{wanted}b"), self.path(name));
         let words = ["--yes", "-L", &size, &path];
-        self.run("lvextend", &words).map_err(|refusal| self.cell_error(refusal, name))?;
+        self.run_on(name, "lvextend", &words).map_err(|refusal| self.cell_error(refusal, name))?;
         Ok(self.volume(name)?.size)
     }
 
@@ -373,7 +383,7 @@ impl Coordinator for Lvm {
             return Err(HostsError::NotHeld { cell: name.clone() });
         }
         let path = self.path(name);
-        let removed = self.run("lvremove", &["--yes", &path]);
+        let removed = self.run_on(name, "lvremove", &["--yes", &path]);
         removed.map(drop).map_err(|refusal| self.cell_error(refusal, name))
     }
 
@@ -384,6 +394,7 @@ impl Coordinator for Lvm {
     }
 
     fn cut_off(&self) -> Result<(), HostsError> {
+        self.is_cut_off.store(true, Ordering::Release);
         // LVM takes locks, and there are none. All of the group's devices: the other hosts may take
         // any of its logical volumes afterwards.
         for name in self.mapped()? {

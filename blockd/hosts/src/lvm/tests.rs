@@ -63,7 +63,7 @@ fn group(
             took: Duration::ZERO,
         })
     });
-    (Lvm { name: "san".to_owned(), commands }, lines)
+    (Lvm::with("san", commands), lines)
 }
 
 fn cell(text: &str) -> CellName {

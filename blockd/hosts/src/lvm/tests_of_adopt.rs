@@ -22,46 +22,65 @@ const STATUS: &str = "\
 daemon a
 p -1 helper
 s lvm_san:1:/dev/mapper/san-lvmlock:0
+s lvm_left:1:/dev/mapper/left-lvmlock:0 REM
 r lvm_san:g-h-i:/dev/mapper/san-lvmlock:72351744:1 p 139 ORPHAN
 r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592:1 p 139 ORPHAN
 r lvm_sand:x-y-z:/dev/mapper/sand-lvmlock:70254592:1 p 139 ORPHAN
 ";
 
+/// Names of logical volumes, as LVM and sanlock have them.
+const NAMES: [(&str, &str); 2] = [("san/cell-one", "g-h-i"), ("san/cell-two", "a-b-c")];
+
 #[derive(Default)]
 struct Host {
     is_started: bool,
-    /// Logical volumes whose leases the lock manager has.
+    /// A change of the former lock manager's has left the group's lock.
+    is_group_locked: bool,
+    /// The lock manager takes over no lease.
+    is_deaf: bool,
+    /// Leases that the lock manager has, of logical volumes.
     leases: Vec<String>,
     lines: Vec<String>,
 }
 
 impl Host {
+    fn status(&self) -> String {
+        let mut status = STATUS.to_owned();
+        for (_, uuid) in NAMES.iter().filter(|(name, _)| self.leases.iter().any(|one| one == name))
+        {
+            let line = status.lines().find(|line| line.contains(uuid)).unwrap();
+            status = status.replace(line, &line.replace(" ORPHAN", ""));
+        }
+        if self.is_group_locked {
+            status += "r lvm_san:VGLK:/dev/mapper/san-lvmlock:66060288:3 p 139 ORPHAN\n";
+        }
+        status
+    }
+
     /// The output of a command, or its error.
     fn answer(&mut self, name: &str, words: &[&str]) -> Result<String, String> {
         self.lines.push(format!("{name} {}", words.join(" ")));
         let last = *words.last().unwrap();
         let adopts = words.windows(2).any(|pair| pair == ["--lockopt", "adopt"]);
         match name {
-            "sanlock" if self.leases.len() == 2 => Ok(STATUS.replace(" ORPHAN", "")),
-            "sanlock" => Ok(STATUS.to_owned()),
-            "vgs" => Ok(GROUP.to_owned()),
-            "vgchange" if adopts => {
-                self.is_started = true;
-                Ok(String::new())
+            "sanlock" => return Ok(self.status()),
+            "vgs" => return Ok(GROUP.to_owned()),
+            "vgchange" if adopts && words[0] == "--lockstart" => self.is_started = true,
+            _ if !self.is_started => return Err("  Global lock failed: error -210".to_owned()),
+            "vgchange" if adopts => self.is_group_locked = false,
+            _ if self.is_group_locked => {
+                return Err("  VG san lock failed: orphan lock needs to be adopted.".to_owned());
             }
-            _ if !self.is_started => Err("  Global lock failed: error -210".to_owned()),
-            "lvs" => Ok(VOLUMES.to_owned()),
-            "lvchange" if adopts => {
-                self.leases.push(last.to_owned());
-                Ok(String::new())
-            }
-            // This one is not refused, and leaves the lease.
-            "lvchange" if words[0] == "-an" => Ok(String::new()),
+            "lvs" => return Ok(VOLUMES.to_owned()),
+            "lvchange" if adopts && !self.is_deaf => self.leases.push(last.to_owned()),
+            // It is not refused, and leaves an orphan.
+            "lvchange" if words[0] == "-an" => {}
             _ if !self.leases.iter().any(|lease| lease == last) => {
-                Err(format!("  LV {last} lock failed: orphan lock needs to be adopted."))
+                return Err(format!("  LV {last} lock failed: orphan lock needs to be adopted."));
             }
-            _ => Ok(String::new()),
+            _ => {}
         }
+        Ok(String::new())
     }
 }
 
@@ -79,19 +98,21 @@ fn restarted() -> (Lvm, Arc<Mutex<Host>>) {
             took: Duration::ZERO,
         })
     });
-    (Lvm { name: "san".to_owned(), commands }, host)
+    (Lvm::with("san", commands), host)
 }
 
 #[test]
 fn a_cell_grows_after_the_lock_manager_was_started_anew() {
-    let (lvm, host) = restarted();
-    let one = CellName::parse("one").unwrap();
-    lvm.extend(&one, 8 << 20).unwrap();
-    let extended = host.lock().lines.iter().filter(|line| line.starts_with("lvextend")).count();
-    assert_eq!(extended, 1, "{:?}", host.lock().lines);
-    assert_eq!(host.lock().leases, ["san/cell-two", "san/cell-one"]);
-    // The lease of a cell that is not in use here is given back, and others can have it.
-    assert!(host.lock().lines.contains(&"lvchange -an san/cell-two".to_owned()));
+    for is_group_locked in [false, true] {
+        let (lvm, host) = restarted();
+        host.lock().is_group_locked = is_group_locked;
+        lvm.extend(&CellName::parse("one").unwrap(), 8 << 20).unwrap();
+        let host = host.lock();
+        let extended = host.lines.iter().filter(|line| line.starts_with("lvextend")).count();
+        assert_eq!(extended, 2, "{:?}", host.lines);
+        // Those of other cells are for calls about these.
+        assert_eq!(host.leases, ["san/cell-one"]);
+    }
 }
 
 #[test]
@@ -107,15 +128,31 @@ fn each_call_about_a_cell_has_its_lease_taken_over_first() {
         }
         .unwrap();
         let host = host.lock();
-        assert_eq!(host.leases.len(), 2, "{call}: {:?}", host.lines);
+        assert_eq!(host.leases, ["san/cell-one"], "{call}: {:?}", host.lines);
     }
+}
+
+/// LVM says that it has ended the use of the logical volume, and the lease stays with the host.
+#[test]
+fn a_cell_whose_lease_stays_is_not_released() {
+    let (lvm, host) = restarted();
+    host.lock().is_deaf = true;
+    let error = lvm.release(&CellName::parse("one").unwrap()).unwrap_err();
+    assert!(matches!(error, HostsError::Away { .. }), "{error}");
 }
 
 #[test]
 fn a_host_that_has_left_the_group_does_not_join_it_again() {
-    let (mut lvm, host) = restarted();
-    lvm.name = "other".to_owned();
-    let error = lvm.acquire(&CellName::parse("one").unwrap()).unwrap_err();
-    assert!(matches!(error, HostsError::Away { .. }), "{error}");
+    for name in ["other", "left"] {
+        let (mut lvm, host) = restarted();
+        lvm.name = name.to_owned();
+        let error = lvm.acquire(&CellName::parse("one").unwrap()).unwrap_err();
+        assert!(matches!(error, HostsError::Away { .. }), "{error}");
+        assert!(!host.lock().is_started, "{name}");
+    }
+    let (lvm, host) = restarted();
+    // What its group has of devices can't be asked for here.
+    lvm.cut_off().unwrap_err();
+    lvm.acquire(&CellName::parse("one").unwrap()).unwrap_err();
     assert!(!host.lock().is_started);
 }
