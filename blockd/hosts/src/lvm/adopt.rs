@@ -92,7 +92,10 @@ impl Lvm {
     /// Ends the use of a cell's logical volume, and its lease with it. LVM leaves a lease that is
     /// an orphan, and no other host could have it.
     pub(super) fn deactivate(&self, cell: &CellName) -> Result<(), HostsError> {
-        self.adopt(cell);
+        let status = self.status().unwrap_or_default();
+        if lease::has_orphans(&status, &self.name) && self.rejoin() {
+            self.adopt(cell);
+        }
         {
             let _one = self.adopting.lock();
             let ended = self.run("lvchange", &["-an", &self.path(cell)]);
