@@ -229,8 +229,8 @@ impl Site<'_> {
             return;
         }
         if dropped != Dropped::Nothing {
-            // What the volume has dropped itself is for its own next writes.
-            self.volume.hope.end();
+            // The volume's next writes may have what it has dropped itself.
+            self.volume.drop_wait.end();
         }
         self.pool.publish(self.ring_slot, lsn, change, dropped);
         let left = reserved - change.units() as u64;

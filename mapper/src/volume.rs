@@ -1,6 +1,6 @@
 //! A volume as the data path sees it: its directory, its gate, its granted extents.
 
-mod hope;
+mod drop_wait;
 mod reserve;
 mod spread;
 
@@ -18,7 +18,7 @@ use crate::space::VolumeSettings;
 use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Ordering};
 use crate::units::{Lsn, PhysicalExtent, VolumeId, WallTime};
 
-use hope::Hope;
+use drop_wait::DropWait;
 use reserve::{Reserve, Slice};
 pub(crate) use spread::Spread;
 
@@ -157,8 +157,8 @@ pub(crate) struct Volume {
     pub(crate) starves: AtomicU64,
     /// Whether the engine checked the waiting requests and no extent is available or on its way.
     pub(crate) out_of_space: AtomicBool,
-    /// Since when it waits for what was dropped.
-    pub(crate) hope: Hope,
+    /// How long it has waited for extents that others have dropped.
+    pub(crate) drop_wait: DropWait,
     /// Extents that it may take while the pool is slowed down.
     pub(crate) allowance: AtomicI64,
     /// A write was slowed down since the last allowance: its place in the order of those that wait,
@@ -236,7 +236,7 @@ impl Volume {
             fresh: AtomicBool::new(false),
             granted_ns: AtomicU64::new(0),
             starves: AtomicU64::new(0),
-            hope: Hope::default(),
+            drop_wait: DropWait::default(),
             out_of_space: AtomicBool::new(false),
             allowance: AtomicI64::new(0),
             slowed: AtomicU64::new(0),

@@ -163,7 +163,7 @@ impl Releases {
         self.walks.iter().map(|walk| walk.of).chain(waiting)
     }
 
-    /// Whether there are such volumes.
+    /// Whether extents of a deleted volume are still to be reclaimed.
     pub(crate) fn is_deleting(&self) -> bool {
         self.releasing().next().is_some()
     }

@@ -492,12 +492,12 @@ impl Engine {
                     pool.want_commit();
                 }
                 let deletes = || *is_deleting.get_or_insert_with(|| self.releases.is_deleting());
-                if volume.hope.lasts(self.now_ns, commits, deletes) {
+                if volume.drop_wait.lasts(self.now_ns, commits, deletes) {
                     volume.out_of_space.store(false, Ordering::Release);
                     continue;
                 }
             } else {
-                volume.hope.end();
+                volume.drop_wait.end();
             }
             self.space.stuck |= !by_quota;
             news |= !volume.out_of_space.swap(true, Ordering::AcqRel);

@@ -12,8 +12,8 @@ use crate::block::BlockError;
 /// How often what waits is looked at, to say for how long it has.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// How long a write counts on what was dropped since the mapper has looked: the mapper counts on it
-/// for a second, and others may drop something all the time.
+/// How long a write waits for extents that were dropped since the mapper has looked. The mapper has
+/// a limit of its own, and others may drop something all the time.
 const DROPS_NS: u64 = 2_000_000_000;
 
 impl Attached {
@@ -173,9 +173,9 @@ impl Executor {
         if parked && slot.lacks_at == 0 {
             slot.lacks_at = self.now;
         }
-        let counts_on_drops = self.now.saturating_sub(slot.lacks_at) < DROPS_NS;
+        let waits_for_drops = self.now.saturating_sub(slot.lacks_at) < DROPS_NS;
         let mapper = self.pools[attached.pool].handle.mapper();
-        let parked = parked && !(counts_on_drops && mapper.has_dropped_space());
+        let parked = parked && !(waits_for_drops && mapper.has_dropped_space());
         if !(starves || parked && attached.attachment.is_out_of_space()) {
             slot.stuck_at = if starves || parked { slot.stuck_at } else { 0 };
             return false;

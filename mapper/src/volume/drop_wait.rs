@@ -1,28 +1,29 @@
-//! For how long a volume that waits for space counts on what others drop.
+//! How long a volume that lacks space waits for extents that others have dropped, before its writes
+//! are refused.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Nanoseconds that a volume counts on that, and until all that was dropped before is durable.
-/// Beside a neighbour that discards and writes without a pause, in space that is set aside for it,
-/// a volume would else never be out of space.
+/// Such a volume waits for this many nanoseconds at least, and for [`LIMIT_COMMITS`]. Without a
+/// limit it would wait for ever beside a neighbour that discards and writes without a pause in
+/// space that is set aside for that neighbour.
 const LIMIT_NS: u64 = 1_000_000_000;
-/// The same while a volume or a snapshot is being deleted: what that gives back is for all, and may
-/// take seconds. A neighbour may delete snapshots without a pause, too.
+/// Nanoseconds that it waits at most while a volume or a snapshot is being deleted. A deletion may
+/// take seconds, and a neighbour may delete snapshots without a pause.
 const DELETION_NS: u64 = 30_000_000_000;
-/// The commit under way, the one that takes what it has left, and one whose extents are free since.
+/// Commits that it waits for: the one under way, the one that takes the drops which that has left,
+/// and one more, after which their extents are free.
 const LIMIT_COMMITS: u64 = 3;
 
-/// Since when a volume waits for what was dropped, and the commits that had ended by then. Only the
-/// engine's thread begins to count.
+/// When the wait began, and how many commits had ended by then. Only the engine's thread begins it.
 #[derive(Debug, Default)]
-pub(crate) struct Hope {
-    /// 0: it does not.
+pub(crate) struct DropWait {
+    /// 0: the volume does not wait.
     since_ns: AtomicU64,
     commits: AtomicU64,
 }
 
-impl Hope {
-    /// Whether it may still get some of it. Begins to count where it did not.
+impl DropWait {
+    /// Whether the volume is to wait on. Begins the wait where there is none.
     pub(crate) fn lasts(
         &self,
         now_ns: u64,
@@ -42,7 +43,7 @@ impl Hope {
             || passed < DELETION_NS && is_deleting()
     }
 
-    /// The volume has space or has dropped some itself, or nothing is on its way.
+    /// Ends the wait: the volume has space or has dropped some itself, or nothing is on its way.
     pub(crate) fn end(&self) {
         if self.since_ns.load(Ordering::Relaxed) != 0 {
             self.since_ns.store(0, Ordering::Relaxed);
