@@ -267,7 +267,7 @@ impl Running {
 
     /// An error with the end of what was said, and where the rest is. The reason comes last: of a
     /// long text the end is what others show.
-    fn failure(&self, what: &str) -> anyhow::Error {
+    pub fn failure(&self, what: &str) -> anyhow::Error {
         let folder = self.folder.display();
         let _ = fs::write(self.folder.join("output"), &self.text);
         let said = last_lines(&self.text);

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use blockd_testkit::clock::Clock;
 use blockd_testkit::daemon::Daemon;
 use blockd_testkit::folder::Folder;
@@ -244,9 +244,9 @@ impl Guest {
         let clock = Clock::start();
         while self.journal.count() < wanted {
             if clock.elapsed() > PATIENCE {
-                // Its error has what the guest printed.
+                // These errors have what the guest and its kernel printed.
                 while self.machine.running.line_within(Duration::from_secs(1))?.is_some() {}
-                bail!("the guest has ended");
+                return Err(self.machine.running.failure("the guest has ended"));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
