@@ -16,7 +16,7 @@ use crate::{built, command};
 type Program = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 /// Programs that use all cores.
-const BUSY: [Program; 9] = [
+const BUSY: [Program; 10] = [
     ("model", &["--seconds", "10"], &["--seconds", "60"]),
     ("model", &["--mutate"], &["--mutate"]),
     ("model", &["hosts", "--seconds", "8"], &["hosts", "--seconds", "60"]),
@@ -28,11 +28,14 @@ const BUSY: [Program; 9] = [
     // others use as well has no part in it.
     ("neighbours", &["--short", "--folder", "/dev/shm"], &[]),
     ("vm", &["neighbours", "--short", "--kernel", "6.12"], &["neighbours"]),
+    // Beside others a guest's kernel has panicked at its target, with memory and registers that did
+    // not belong together: QEMU's emulation copies memory while the guest writes to it.
+    ("vm", &["hosts", "migrate", "--short", "--kernel", "6.12"], &["hosts", "migrate"]),
 ];
 
 /// Programs that use less than one core. Short forms share the two kernels among them; the longest
 /// come first.
-const WAITING: [Program; 22] = [
+const WAITING: [Program; 21] = [
     ("vm", &["fs", "--short", "--kernel", "6.12"], &["fs"]),
     ("vm", &["csi", "--short", "--kernel", "6.12"], &["csi", "--long"]),
     ("vm", &["cluster", "--short", "--kernel", "7"], &["cluster"]),
@@ -57,7 +60,6 @@ const WAITING: [Program; 22] = [
     ("vm", &["logwrites", "--short", "--kernel", "6.12"], &["logwrites"]),
     ("vm", &["demo", "--short", "--kernel", "7"], &["demo"]),
     ("vm", &["hosts", "fence", "--short", "--kernel", "7"], &["hosts", "fence"]),
-    ("vm", &["hosts", "migrate", "--short", "--kernel", "6.12"], &["hosts", "migrate"]),
     ("vm", &["hosts", "many", "--short"], &["hosts", "many"]),
 ];
 
