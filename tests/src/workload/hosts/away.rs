@@ -15,8 +15,8 @@ const WRITE: &str =
 /// The lock manager stays away for at least and at most this long.
 const AWAY_MILLIS: std::ops::Range<u64> = 5_000..30_000;
 
-/// Ends the lock manager of a host, which keeps nothing from dying with it.
-const END: &str = "kill -9 $(pidof lvmlockd)";
+/// Kills the lock manager of a host.
+const KILL: &str = "kill -9 $(pidof lvmlockd)";
 
 /// Takes the lock manager of one of the hosts away, in each round.
 ///
@@ -35,7 +35,7 @@ pub fn coordinator_away(part: &Part) -> Result<String> {
         let host = &mut lab.hosts[usize::from(rng.bool())];
         host.ok("blockd cell create --size 64M vg/away")?;
         host.ok("blockd add --ublk --pool away --size 512M big")?;
-        host.ok(END)?;
+        host.ok(KILL)?;
         host.send(&format!("({WRITE}; echo $? >/tmp/wrote) &"))?;
         host.answer()?;
         std::thread::sleep(Duration::from_millis(rng.u64(AWAY_MILLIS)));
@@ -67,7 +67,7 @@ fn at_speed(host: &mut Machine, slices: u32, seconds: u32) -> Result<String> {
     // Its first writes are over then.
     slice(host)?;
     let before = slice(host)?;
-    host.ok(END)?;
+    host.ok(KILL)?;
     let mut during = 0;
     for _ in 0..slices {
         during += slice(host)?;
