@@ -92,8 +92,9 @@ impl Lvm {
     /// Ends the use of a cell's logical volume, and its lease with it. LVM leaves a lease that is
     /// an orphan, and no other host could have it.
     pub(super) fn deactivate(&self, cell: &CellName) -> Result<(), HostsError> {
-        let status = self.status().unwrap_or_default();
-        if lease::has_orphans(&status, &self.name) && self.rejoin() {
+        if self.status().is_some_and(|status| lease::has_orphans(&status, &self.name))
+            && self.rejoin()
+        {
             self.adopt(cell);
         }
         {
@@ -103,16 +104,16 @@ impl Lvm {
         }
         match self.orphan(cell)? {
             None => Ok(()),
-            Some(_) => Err(HostsError::Away {
-                group: format!("volume group {}", self.name),
-                problem: format!("lvmlockd has not given back the lease of cell {cell}"),
-            }),
+            Some(_) => {
+                Err(self.away(format!("lvmlockd has not given back the lease of cell {cell}")))
+            }
         }
     }
 
     /// Whether a cell whose lease is an orphan is active; `None` where the lease is none.
     fn orphan(&self, cell: &CellName) -> Result<Option<bool>, HostsError> {
-        let status = self.status().unwrap_or_default();
+        let status = self.status();
+        let status = status.ok_or_else(|| self.away("sanlock does not answer".to_owned()))?;
         if !lease::has_orphans(&status, &self.name) {
             return Ok(None);
         }
@@ -120,6 +121,10 @@ impl Lvm {
         let found = volumes.into_iter().find(|volume| volume.name == volume_name(cell));
         let found = found.filter(|one| lease::is_orphan(&status, &self.name, &one.uuid));
         Ok(found.map(|one| one.is_active))
+    }
+
+    fn away(&self, problem: String) -> HostsError {
+        HostsError::Away { group: format!("volume group {}", self.name), problem }
     }
 
     fn status(&self) -> Option<String> {

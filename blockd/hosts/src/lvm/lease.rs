@@ -64,8 +64,8 @@ pub(super) fn own_number(text: &str, group: &str) -> Option<HostNumber> {
     place.split(':').next()?.parse().ok().map(HostNumber)
 }
 
-/// Whether this host takes part in the leases of a group, by `sanlock client status`, and is not
-/// just about to begin or to end that: then a word follows.
+/// Whether this host takes part in the leases of a group, by `sanlock client status`. While it
+/// joins or leaves, sanlock ends the line with a word, and the answer is no.
 pub(super) fn is_joined(text: &str, group: &str) -> bool {
     let wanted = format!("s lvm_{group}:");
     let mut lines = text.lines().map(str::trim).filter(|line| line.starts_with(&wanted));

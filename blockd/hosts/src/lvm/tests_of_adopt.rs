@@ -38,6 +38,8 @@ struct Host {
     is_group_locked: bool,
     /// The lock manager takes over no lease.
     is_deaf: bool,
+    /// Sanlock does not answer.
+    is_blind: bool,
     /// Leases that the lock manager has, of logical volumes.
     leases: Vec<String>,
     lines: Vec<String>,
@@ -63,6 +65,7 @@ impl Host {
         let last = *words.last().unwrap();
         let adopts = words.windows(2).any(|pair| pair == ["--lockopt", "adopt"]);
         match name {
+            "sanlock" if self.is_blind => return Err("connect failed".to_owned()),
             "sanlock" => return Ok(self.status()),
             "vgs" => return Ok(GROUP.to_owned()),
             "vgchange" if adopts && words[0] == "--lockstart" => self.is_started = true,
@@ -137,6 +140,12 @@ fn each_call_about_a_cell_has_its_lease_taken_over_first() {
 fn a_cell_whose_lease_stays_is_not_released() {
     let (lvm, host) = restarted();
     host.lock().is_deaf = true;
+    let error = lvm.release(&CellName::parse("one").unwrap()).unwrap_err();
+    assert!(matches!(error, HostsError::Away { .. }), "{error}");
+    // Nor is one whose lease can't be looked at.
+    let (lvm, host) = restarted();
+    host.lock().is_started = true;
+    host.lock().is_blind = true;
     let error = lvm.release(&CellName::parse("one").unwrap()).unwrap_err();
     assert!(matches!(error, HostsError::Away { .. }), "{error}");
 }
