@@ -31,6 +31,10 @@ const END_LIMIT: Duration = Duration::from_secs(10);
 const FILE_LIMIT: Duration = Duration::from_secs(1);
 const FILE_LOOK: Duration = Duration::from_millis(5);
 
+/// How long the kernel's look for partitions is waited for, and how long no read means its end.
+const LOOK_LIMIT: Duration = Duration::from_secs(3);
+const LOOK_PAUSE: Duration = Duration::from_millis(200);
+
 /// The kernel's timeout for slow requests, in milliseconds: it checks each second.
 const TIMEOUT_MS: &str = "1000";
 
@@ -293,6 +297,7 @@ impl Kit {
         };
         control.serve(how, &mut |file| self.fetch(spec, standby, &info, &file))?;
         if standby == QueueStandby::Fails {
+            self.await_look(info.number);
             self.host.let_wait(info.number);
         }
         let info = seat.command("GET_DEV_INFO", |it| it.refresh())?;
@@ -306,6 +311,25 @@ impl Kit {
         let marked = Mark::from_bits(info.mark).map(|mark| mark.volume);
         let ready_mark = marked.filter(|mark| *mark != self.new_mark(spec).volume);
         Ok(Serving { info, asked, numbers, ready_mark })
+    }
+
+    /// Waits until the kernel has looked for partitions: until it has read something, and nothing
+    /// more for a moment. Linux from 7.0 on looks some time after the start.
+    fn await_look(&self, number: u32) {
+        let path = self.places.sys_block.join(format!("ublkb{number}/stat"));
+        let reads = || -> Option<u64> {
+            std::fs::read_to_string(&path).ok()?.split_whitespace().next()?.parse().ok()
+        };
+        let patience = Patience::new(LOOK_LIMIT);
+        let mut before = reads();
+        loop {
+            std::thread::sleep(LOOK_PAUSE);
+            let now = reads();
+            if patience.is_over() || now == before && now != Some(0) {
+                return;
+            }
+            before = now;
+        }
     }
 
     /// Makes the kernel check requests that take long each second. While their server lives, it
