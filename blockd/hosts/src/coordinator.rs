@@ -91,8 +91,8 @@ pub trait Coordinator: Send + Sync {
     /// [`HostsError::CameBack`] where it has another key: that one is not removed.
     fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError>;
 
-    /// Whether this host has the cell whose device this path is, by what can be seen without the
-    /// coordinator; true where nothing can be seen. Blocks.
+    /// Whether this host has the cell whose device this path is; true where nothing can be seen. A
+    /// lease that was lost while the device stayed is taken again, if no other host has it. Blocks.
     fn holds(&self, path: &Path) -> bool {
         path.exists()
     }

@@ -110,6 +110,26 @@ impl Lvm {
         }
     }
 
+    /// Whether this host has the lease of a cell whose device is there. lvmlockd gives a lease
+    /// back, and the device stays, if the command that has it taken over is killed: then it is
+    /// taken again, unless another host has it.
+    pub(super) fn has_lease(&self, cell: &CellName, device: &str) -> bool {
+        let _one = self.adopting.lock();
+        let Some(status) = self.status() else { return true };
+        if lease::is_here(&status, &self.name, device) {
+            return true;
+        }
+        let taken = self.commands.run("lvchange", &["-aey", &self.path(cell)]);
+        let taken = taken.map_err(|refusal| self.cell_error(refusal, cell));
+        match &taken {
+            Ok(_) => tracing::warn!(%cell, "the lease of a cell was lost, and is taken again"),
+            Err(error) => {
+                tracing::warn!(%cell, %error, "the lease of a cell was lost: it is not opened");
+            }
+        }
+        taken.is_ok()
+    }
+
     /// Whether a cell whose lease is an orphan is active; `None` where the lease is none.
     fn orphan(&self, cell: &CellName) -> Result<Option<bool>, HostsError> {
         let status = self.status();

@@ -82,8 +82,19 @@ pub(super) fn is_orphan(text: &str, group: &str, name: &str) -> bool {
     orphans(text, group).any(|one| one == name)
 }
 
+/// Whether this host has the lease of the logical volume with this device, by device-mapper's
+/// identifier: `LVM-`, then the UUID of the group and that of the volume, without hyphens.
+pub(super) fn is_here(text: &str, group: &str, device: &str) -> bool {
+    let mut names = text.lines().map(str::trim).filter_map(|line| name_in(line, group));
+    names.any(|name| device.ends_with(&name.replace('-', "")))
+}
+
 fn orphans<'a>(text: &'a str, group: &str) -> impl Iterator<Item = &'a str> {
-    let wanted = format!("r lvm_{group}:");
     let kept = text.lines().map(str::trim).filter(|line| line.ends_with(" ORPHAN"));
-    kept.filter_map(move |line| line.strip_prefix(&wanted)?.split(':').next())
+    kept.filter_map(move |line| name_in(line, group))
+}
+
+/// The name of the lease that a line of the status is about, if it is one of this group.
+fn name_in<'a>(line: &'a str, group: &str) -> Option<&'a str> {
+    line.strip_prefix("r lvm_")?.strip_prefix(group)?.strip_prefix(':')?.split(':').next()
 }

@@ -2,6 +2,7 @@
 //! those of LVM 2.03.31.
 
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +41,10 @@ struct Host {
     is_deaf: bool,
     /// Sanlock does not answer.
     is_blind: bool,
+    /// Sanlock has no lease of `cell-one`, whose device is there.
+    is_lost: bool,
+    /// Another host has the lease of `cell-one`.
+    is_others: bool,
     /// Leases that the lock manager has, of logical volumes.
     leases: Vec<String>,
     lines: Vec<String>,
@@ -52,6 +57,12 @@ impl Host {
         {
             let line = status.lines().find(|line| line.contains(uuid)).unwrap();
             status = status.replace(line, &line.replace(" ORPHAN", ""));
+        }
+        if self.is_lost {
+            status = status
+                .lines()
+                .filter(|line| !line.contains("g-h-i"))
+                .fold(String::new(), |text, line| text + line + "\n");
         }
         if self.is_group_locked {
             status += "r lvm_san:VGLK:/dev/mapper/san-lvmlock:66060288:3 p 139 ORPHAN\n";
@@ -67,6 +78,8 @@ impl Host {
         match name {
             "sanlock" if self.is_blind => return Err("connect failed".to_owned()),
             "sanlock" => return Ok(self.status()),
+            "dmsetup" if last == "san-cell--one" => return Ok("LVM-xyzghi\n".to_owned()),
+            "dmsetup" => return Err("Device does not exist.".to_owned()),
             "vgs" => return Ok(GROUP.to_owned()),
             "vgchange" if adopts && words[0] == "--lockstart" => self.is_started = true,
             _ if !self.is_started => return Err("  Global lock failed: error -210".to_owned()),
@@ -76,6 +89,10 @@ impl Host {
             }
             "lvs" => return Ok(VOLUMES.to_owned()),
             "lvchange" if adopts && !self.is_deaf => self.leases.push(last.to_owned()),
+            "lvchange" if self.is_others => {
+                return Err("  LV locked by other host: san/cell-one".to_owned());
+            }
+            "lvchange" if self.is_lost => {}
             // It is not refused, and leaves an orphan.
             "lvchange" if words[0] == "-an" => {}
             _ if !self.leases.iter().any(|lease| lease == last) => {
@@ -164,4 +181,26 @@ fn a_host_that_has_left_the_group_does_not_join_it_again() {
     lvm.cut_off().unwrap_err();
     lvm.acquire(&CellName::parse("one").unwrap()).unwrap_err();
     assert!(!host.lock().is_started);
+}
+
+/// A daemon that starts opens the cells that are active. lvmlockd gives a lease back if the command
+/// that has it taken over is killed, and leaves the device.
+#[test]
+fn a_cell_whose_lease_was_lost_is_only_had_if_it_can_be_taken_again() {
+    let one = Path::new("/dev/san/cell-one");
+    for (is_lost, is_others, expected) in
+        [(false, false, true), (true, false, true), (true, true, false)]
+    {
+        let (lvm, host) = restarted();
+        *host.lock() = Host { is_started: true, is_lost, is_others, ..Host::default() };
+        assert_eq!(lvm.holds(one), expected, "{is_lost} {is_others}");
+        let takes = host.lock().lines.iter().filter(|line| line.starts_with("lvchange")).count();
+        assert_eq!(takes, usize::from(is_lost), "{:?}", host.lock().lines);
+    }
+    // Of what can't be seen nothing is decided.
+    let (lvm, host) = restarted();
+    *host.lock() = Host { is_blind: true, is_lost: true, ..Host::default() };
+    assert!(lvm.holds(one));
+    // A device that is not there is not had.
+    assert!(!lvm.holds(Path::new("/dev/san/cell-two")));
 }
