@@ -50,15 +50,17 @@ fn changes() -> impl Strategy<Value = Change> {
         (volumes(), extent()).prop_map(|(volume, extent)| Change::Unmap { volume, extent }),
         (volumes(), 0..1_u32 << 26)
             .prop_map(|(volume, slot)| Change::UnmapLeaf { volume, slot: SlotIndex(slot) }),
-        (volumes(), size(), made(), names()).prop_map(|(volume, size, made, name)| {
-            Change::Create { volume, size, block_size: 512, made, name }
-        }),
+        (volumes(), size(), made(), names().prop_map(Box::new)).prop_map(
+            |(volume, size, made, name)| {
+                Change::Create { volume, size, block_size: 512, made, name }
+            }
+        ),
         volumes().prop_map(|volume| Change::Delete { volume }),
         (volumes(), size()).prop_map(|(volume, size)| Change::Resize { volume, size }),
-        (volumes(), volumes(), made(), names()).prop_map(|(volume, source, made, name)| {
-            Change::Snapshot { volume, source, made, name }
-        }),
-        (volumes(), volumes(), size(), made(), names()).prop_map(
+        (volumes(), volumes(), made(), names().prop_map(Box::new)).prop_map(
+            |(volume, source, made, name)| { Change::Snapshot { volume, source, made, name } }
+        ),
+        (volumes(), volumes(), size(), made(), names().prop_map(Box::new)).prop_map(
             |(volume, source, size, made, name)| Change::Clone { volume, source, size, made, name }
         ),
         (volumes(), volumes(), prop::option::of(1..1_u64 << 38)).prop_map(
@@ -67,7 +69,8 @@ fn changes() -> impl Strategy<Value = Change> {
                 Change::Rollback { volume, snapshot, size }
             }
         ),
-        (volumes(), names()).prop_map(|(volume, name)| Change::Rename { volume, name }),
+        (volumes(), names().prop_map(Box::new))
+            .prop_map(|(volume, name)| Change::Rename { volume, name }),
         groups(),
         (volumes(), extent(), composites()).prop_map(|(volume, extent, composite)| {
             Change::entry(volume, extent, Entry::Composite(composite))

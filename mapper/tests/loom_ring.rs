@@ -33,7 +33,7 @@ fn ring() -> Arc<DeltaRing> {
 fn loom_a_reader_sees_whole_records_or_none() {
     model(|| {
         let ring = ring();
-        let name = VolumeName::new("n").unwrap();
+        let name = Box::new(VolumeName::new("n").unwrap());
         let (volume, made) = (VolumeId(9), WallTime(5));
         let create = Change::Create { volume, size: 512, block_size: 512, made, name };
         let producer = loom::thread::spawn({

@@ -213,7 +213,7 @@ impl State {
                 *change = SlotChange { cleared: true, entries: BTreeMap::new() };
                 Ok(())
             }
-            Change::Create { volume, size, block_size, made, name } => self.add(VolumeRecord {
+            Change::Create { volume, size, block_size, made, ref name } => self.add(VolumeRecord {
                 id: volume,
                 lineage: volume,
                 origin: VolumeId(0),
@@ -224,7 +224,7 @@ impl State {
                 made,
                 root: PageRef::NONE,
                 levels: 0,
-                name,
+                name: **name,
                 settings: VolumeSettings::default(),
             }),
             Change::Delete { volume } => {
@@ -240,15 +240,15 @@ impl State {
                 view.record.size = size;
                 Ok(())
             }
-            Change::Snapshot { volume, source, made, name } => {
-                self.share(source, &New { id: volume, name, size: None, lsn, made })
+            Change::Snapshot { volume, source, made, ref name } => {
+                self.share(source, &New { id: volume, name: **name, size: None, lsn, made })
             }
-            Change::Clone { volume, source, size, made, name } => {
-                self.share(source, &New { id: volume, name, size: Some(size), lsn, made })
+            Change::Clone { volume, source, size, made, ref name } => {
+                self.share(source, &New { id: volume, name: **name, size: Some(size), lsn, made })
             }
             Change::Rollback { volume, snapshot, size } => self.roll_back(volume, snapshot, size),
-            Change::Rename { volume, name } => {
-                self.view(volume)?.record.name = name;
+            Change::Rename { volume, ref name } => {
+                self.view(volume)?.record.name = **name;
                 Ok(())
             }
             Change::SnapshotGroup { volume, made, ref members } => {

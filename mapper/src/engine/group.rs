@@ -41,7 +41,9 @@ impl Engine {
         let made = self.controls.now;
         let change = match members[..] {
             // One alone is an ordinary snapshot.
-            [GroupMember { source, name }] => Change::Snapshot { volume, source, made, name },
+            [GroupMember { source, name }] => {
+                Change::Snapshot { volume, source, made, name: Box::new(name) }
+            }
             _ => Change::SnapshotGroup { volume, made, members: members.into() },
         };
         let (units, limit) = (change.units() as u64, self.pool.ring.capacity());
@@ -178,5 +180,5 @@ impl Engine {
 
 fn piece(id: u32, made: WallTime, member: &GroupMember) -> Change {
     let GroupMember { source, name } = *member;
-    Change::Snapshot { volume: VolumeId(id), source, made, name }
+    Change::Snapshot { volume: VolumeId(id), source, made, name: Box::new(name) }
 }

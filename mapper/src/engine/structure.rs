@@ -49,7 +49,7 @@ impl Engine {
                 }
                 Ok(())
             }
-            Change::Create { volume, size, block_size, made, name } => {
+            Change::Create { volume, size, block_size, made, ref name } => {
                 let identity = Identity {
                     id: volume,
                     lineage: volume,
@@ -60,22 +60,22 @@ impl Engine {
                     made,
                 };
                 let directory = self.new_directory(size)?;
-                self.add_volume(Volume::new(identity, name, size, directory))
+                self.add_volume(Volume::new(identity, **name, size, directory))
             }
             Change::Delete { volume } => self.delete_volume(volume, lsn),
             Change::Resize { volume, size } => self.resize_volume(volume, size, lsn),
-            Change::Snapshot { volume, source, made, name } => {
-                self.share(source, &New { id: volume, name, size: None, lsn, made })
+            Change::Snapshot { volume, source, made, ref name } => {
+                self.share(source, &New { id: volume, name: **name, size: None, lsn, made })
             }
-            Change::Clone { volume, source, size, made, name } => {
-                self.share(source, &New { id: volume, name, size: Some(size), lsn, made })
+            Change::Clone { volume, source, size, made, ref name } => {
+                self.share(source, &New { id: volume, name: **name, size: Some(size), lsn, made })
             }
             Change::Rollback { volume, snapshot, size } => {
                 self.roll_back(volume, (snapshot, size), lsn)
             }
-            Change::Rename { volume, name } => {
+            Change::Rename { volume, ref name } => {
                 self.pool.volume(volume)?;
-                self.pool.volumes.write().rename(volume, name);
+                self.pool.volumes.write().rename(volume, **name);
                 self.mark_record(volume);
                 Ok(())
             }

@@ -18,6 +18,8 @@ pub const MAX_SINGLE_UNITS: usize = 1 + MAX_NAME.div_ceil(NAME_BYTES);
 /// block of the log, so that a group exists as a whole or not at all.
 pub const MAX_UNITS: usize = 1 + MAX_GROUP * MAX_SINGLE_UNITS;
 const _: () = assert!(MAX_UNITS <= crate::format::wal::WAL_UNITS, "a record is never split");
+/// Each first write passes some on.
+const _: () = assert!(size_of::<Change>() <= 48, "a change of an entry has no room to spare");
 
 /// Bytes of a name in each further unit.
 const NAME_BYTES: usize = 24;
@@ -102,8 +104,9 @@ pub enum Change {
         block_size: u32,
         /// When it is made.
         made: WallTime,
-        /// Its name.
-        name: VolumeName,
+        /// Its name. Like the others it lies elsewhere, so that the changes of the data path are
+        /// short where they are passed on.
+        name: Box<VolumeName>,
     },
     /// The volume or snapshot is gone, with every entry.
     Delete {
@@ -126,7 +129,7 @@ pub enum Change {
         /// When it is made.
         made: WallTime,
         /// The snapshot's name.
-        name: VolumeName,
+        name: Box<VolumeName>,
     },
     /// A new volume has its source's present content.
     Clone {
@@ -139,7 +142,7 @@ pub enum Change {
         /// When it is made.
         made: WallTime,
         /// The clone's name.
-        name: VolumeName,
+        name: Box<VolumeName>,
     },
     /// The volume gets the snapshot's content and size.
     Rollback {
@@ -157,7 +160,7 @@ pub enum Change {
         volume: VolumeId,
         /// When they are made.
         made: WallTime,
-        /// 2 to 16 snapshots. Shared, so that the enum stays as small as its other changes.
+        /// 2 to 16 snapshots.
         members: Arc<[GroupMember]>,
     },
     /// The volume or snapshot has another name.
@@ -165,7 +168,7 @@ pub enum Change {
         /// Which.
         volume: VolumeId,
         /// Its name from now on.
-        name: VolumeName,
+        name: Box<VolumeName>,
     },
 }
 
@@ -222,7 +225,7 @@ impl Change {
         }
     }
 
-    const fn name(&self) -> Option<&VolumeName> {
+    fn name(&self) -> Option<&VolumeName> {
         match self {
             Self::Create { name, .. }
             | Self::Snapshot { name, .. }
@@ -371,7 +374,7 @@ fn change_from(unit: Unit, more: Option<&[u8]>, limits: &Limits) -> Result<Chang
     let [head, a, b, c] = unit;
     let [kind, _, _, _, v0, v1, v2, v3] = head.to_le_bytes();
     let volume = volume_id("volume", u32::from_le_bytes([v0, v1, v2, v3]).into())?;
-    let name = |len| name_from(head, 1, more.unwrap_or_default(), len);
+    let name = |len| name_from(head, 1, more.unwrap_or_default(), len).map(Box::new);
     match kind {
         MAP => {
             let extent = extent(a)?;

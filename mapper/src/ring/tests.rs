@@ -20,7 +20,7 @@ fn group() -> Change {
 }
 
 fn create(letters: usize) -> Change {
-    let name = VolumeName::new(&"n".repeat(letters)).unwrap();
+    let name = Box::new(VolumeName::new(&"n".repeat(letters)).unwrap());
     let (volume, made) = (VolumeId(3), WallTime(4));
     Change::Create { volume, size: 1 << 30, block_size: 512, made, name }
 }

@@ -168,16 +168,17 @@ pub(crate) fn volume(index: usize) -> Option<VolumeRecord> {
 pub(crate) fn changes() -> Vec<Change> {
     let (volume, source, extent) =
         (VolumeId(0x0102_0304), VolumeId(0x11), ExtentIndex(0x3_0000_0001));
-    let long = name(&"0123456789abcdef".repeat(8));
+    let boxed = |text: &str| Box::new(name(text));
+    let long = boxed(&"0123456789abcdef".repeat(8));
     let made = WallTime(0x0198_765a_3345);
     vec![
         Change::Map { volume, extent, physical: PhysicalExtent(0xabcde), valid: 0x8421 },
         Change::Unmap { volume, extent },
         Change::UnmapLeaf { volume, slot: SlotIndex(0x0300_0001) },
-        Change::Create { volume, size: 1 << 40, block_size: 512, made, name: name("a") },
+        Change::Create { volume, size: 1 << 40, block_size: 512, made, name: boxed("a") },
         Change::Delete { volume },
         Change::Resize { volume, size: 0x1234_5600 },
-        Change::Snapshot { volume, source, made, name: name("exactly-twenty-four-byte") },
+        Change::Snapshot { volume, source, made, name: boxed("exactly-twenty-four-byte") },
         Change::Clone { volume, source, size: 1 << 41, made: WallTime::LAST, name: long },
         Change::Rollback { volume, snapshot: source, size: None },
         Change::SnapshotGroup {
@@ -189,7 +190,7 @@ pub(crate) fn changes() -> Vec<Change> {
             ]
             .into(),
         },
-        Change::Rename { volume, name: name("renamed") },
+        Change::Rename { volume, name: boxed("renamed") },
     ]
 }
 

@@ -245,7 +245,7 @@ fn changes_of_the_log_over_a_damaged_leaf_are_in_all_volumes_that_share_it() {
     let Sample { media, free, .. } = sample();
     let (volume, first) = (VolumeId(1), 2 * 256);
     let mapped = Entry::Mapped { physical: PhysicalExtent(free), valid: 1 };
-    let name = VolumeName::new("later").unwrap();
+    let name = Box::new(VolumeName::new("later").unwrap());
     let snapshot = VolumeId(4);
     let mut bad = with_log(
         &media,

@@ -114,7 +114,8 @@ impl Engine {
             return Ok(Prepared::Already(Outcome::Existing(existing.identity.id)));
         }
         let volume = self.next_ids(1)?;
-        let change = Change::Create { volume, size, block_size, made: self.controls.now, name };
+        let (name, made) = (Box::new(name), self.controls.now);
+        let change = Change::Create { volume, size, block_size, made, name };
         Ok(Prepared::Change(change, Vec::new(), Outcome::Created(volume)))
     }
 
@@ -184,6 +185,7 @@ impl Engine {
         self.check_room_for_trees(&[source])?;
         let volume = self.next_ids(1)?;
         let (outcome, made) = (Outcome::Created(volume), self.controls.now);
+        let name = Box::new(name);
         Ok(match size {
             None => {
                 let change = Change::Snapshot { volume, source, made, name };
@@ -279,7 +281,8 @@ impl Engine {
             same(&name, "id", existing.identity.id.0.into(), id.0.into())?;
             return Ok(Prepared::Already(Outcome::Unchanged));
         }
-        Ok(Prepared::Change(Change::Rename { volume: id, name }, Vec::new(), Outcome::Renamed))
+        let change = Change::Rename { volume: id, name: Box::new(name) };
+        Ok(Prepared::Change(change, Vec::new(), Outcome::Renamed))
     }
 
     pub(in super::super) fn writable(&self, id: VolumeId) -> Result<Arc<Volume>, MapperError> {
