@@ -1,6 +1,7 @@
 //! A volume as the data path sees it: its directory, its gate, its granted extents.
 
 mod drop_wait;
+mod misses;
 mod reserve;
 mod spread;
 
@@ -19,6 +20,7 @@ use crate::sync::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, CachePadded, Order
 use crate::units::{Lsn, PhysicalExtent, VolumeId, WallTime};
 
 use drop_wait::DropWait;
+use misses::Misses;
 use reserve::{Reserve, Slice};
 pub(crate) use spread::Spread;
 
@@ -155,6 +157,8 @@ pub(crate) struct Volume {
     /// A write has found no extent since the last grant: its place in the order of those that wait,
     /// 0 for none.
     pub(crate) starves: AtomicU64,
+    /// How many such writes there are.
+    pub(crate) misses: Misses,
     /// Whether the engine checked the waiting requests and no extent is available or on its way.
     pub(crate) out_of_space: AtomicBool,
     /// How long it has waited for extents that others have dropped.
@@ -236,6 +240,7 @@ impl Volume {
             fresh: AtomicBool::new(false),
             granted_ns: AtomicU64::new(0),
             starves: AtomicU64::new(0),
+            misses: Misses::default(),
             drop_wait: DropWait::default(),
             out_of_space: AtomicBool::new(false),
             allowance: AtomicI64::new(0),
@@ -436,9 +441,11 @@ impl Volume {
     }
 
     /// Extents of its next grant, with a quantum of `most`: twice as many as were granted before,
-    /// so that a volume that is written much asks rarely, and one that is not holds little.
+    /// so that a volume that is written much asks rarely, and one that is not holds little; and one
+    /// for each write that waits.
     pub(crate) fn next_grant(&self, most: u64) -> u64 {
-        self.grant_size.load(Ordering::Relaxed).saturating_mul(2).max(FIRST_GRANT).min(most)
+        let doubled = self.grant_size.load(Ordering::Relaxed).saturating_mul(2);
+        doubled.max(FIRST_GRANT).max(self.misses.count()).min(most)
     }
 
     /// Notes the size of a grant.

@@ -104,6 +104,7 @@ impl Engine {
                 volume.fresh.store(true, Ordering::Relaxed);
                 volume.granted_ns.store(self.now_ns, Ordering::Relaxed);
                 volume.starves.store(0, Ordering::Release);
+                volume.misses.clear();
                 volume.drop_wait.end();
                 volume.out_of_space.store(false, Ordering::Release);
             }

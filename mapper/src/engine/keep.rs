@@ -67,6 +67,7 @@ impl Engine {
         drop(volumes);
         if granted > 0 {
             volume.starves.store(0, Ordering::Release);
+            volume.misses.clear();
             volume.drop_wait.end();
             volume.out_of_space.store(false, Ordering::Release);
             volume.wants_space.store(false, Ordering::Release);

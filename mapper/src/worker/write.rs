@@ -407,6 +407,7 @@ impl Worker {
             if slowed {
                 volume.allowance.fetch_add(1, Ordering::AcqRel);
             }
+            volume.misses.note(self.pool.events());
             if self.pool.queue_up(&volume.starves) {
                 volume.count_grant_wait(grants);
                 self.pool.ask_for_space(volume);

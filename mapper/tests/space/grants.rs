@@ -81,6 +81,26 @@ fn grants_double_up_to_the_quantum() {
 }
 
 #[test]
+fn a_grant_has_an_extent_for_each_write_that_waits() {
+    let mut rig = Rig::new(&[128 * MIB]);
+    let id = rig.create("a", 1 << 30);
+    let volume = rig.attach(id);
+    // Each is longer than the one before by less than twice.
+    for (first, waiting, expected) in [(0, 24, 24), (24, 30, 48), (72, 1, QUANTUM)] {
+        for extent in first..first + waiting {
+            assert!(try_write(&mut rig, &volume, extent, false).is_some(), "{extent}");
+        }
+        rig.settle();
+        assert_eq!(reserved(&rig, id), expected);
+        // All are used, so that the next ones wait again.
+        for extent in first..first + expected {
+            assert!(try_write(&mut rig, &volume, extent, false).is_none(), "{extent}");
+        }
+    }
+    rig.check();
+}
+
+#[test]
 fn after_an_idle_reserve_was_taken_back_grants_begin_small_again() {
     let mut rig = Rig::new(&[64 * MIB]);
     let (idle, busy) = (rig.create("idle", 1 << 30), rig.create("busy", 1 << 30));
