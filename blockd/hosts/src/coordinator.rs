@@ -91,10 +91,19 @@ pub trait Coordinator: Send + Sync {
     /// [`HostsError::CameBack`] where it has another key: that one is not removed.
     fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError>;
 
-    /// Whether this host has the cell whose device this path is; true where nothing can be seen. A
-    /// lease that was lost while the device stayed is taken again, if no other host has it. Blocks.
+    /// Whether this host has the cell whose device this path is, by what can be seen without the
+    /// coordinator; true where nothing can be seen. Blocks.
     fn holds(&self, path: &Path) -> bool {
         path.exists()
+    }
+
+    /// Makes sure that this host has the lease of a cell, before a pool is opened on its device
+    /// (H2). One that was lost while the device stayed is taken again.
+    ///
+    /// # Errors
+    /// If it was lost and can't be taken again, as where another host has it.
+    fn confirm(&self, _name: &CellName) -> Result<(), HostsError> {
+        Ok(())
     }
 
     /// Space of the group.

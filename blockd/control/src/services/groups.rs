@@ -533,13 +533,15 @@ impl Control {
         self.0.groups.get(name).ok_or_else(|| Error::not_found("volume group", name))
     }
 
-    /// Refuses to open a pool in a cell of a group that this host may not use.
-    pub(super) fn refuse_lost_cell(&self, config: &PoolConfig) -> Result<(), Error> {
+    /// Refuses to open a pool in a cell of a group that this host may not use, or whose lease it
+    /// does not have.
+    pub(super) async fn confirm_cell(&self, config: &PoolConfig) -> Result<(), Error> {
         for device in &config.devices {
             let Some((group, cell)) = self.0.groups.cell_at(&device.path) else { continue };
             if let Some(refusal) = group.refusal() {
                 return Err(Error::in_use(format!("cell {cell}:"), refusal));
             }
+            blocking(move || Ok(group.coordinator().confirm(&cell)?)).await?;
         }
         Ok(())
     }

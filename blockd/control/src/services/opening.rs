@@ -217,7 +217,7 @@ impl Control {
         replace_missing: bool,
         id: Option<[u8; 16]>,
     ) -> Result<PoolHandle, Unopened> {
-        self.refuse_lost_cell(config).map_err(Unopened::from)?;
+        self.confirm_cell(config).await.map_err(Unopened::from)?;
         self.refuse_awaited(config).map_err(Unopened::from)?;
         let (mut wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         if self.is_in_cell(&config.devices[0].path) {

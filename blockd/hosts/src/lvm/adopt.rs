@@ -110,24 +110,38 @@ impl Lvm {
         }
     }
 
-    /// Whether this host has the lease of a cell whose device is there. lvmlockd gives a lease
-    /// back, and the device stays, if the command that has it taken over is killed: then it is
-    /// taken again, unless another host has it.
-    pub(super) fn has_lease(&self, cell: &CellName, device: &str) -> bool {
+    /// Makes sure that this host has the lease of a cell whose device is there. lvmlockd gives a
+    /// lease back, and the device stays, if the command that has it taken over is killed: then it
+    /// is taken again. Where another host has it, the device goes.
+    pub(super) fn confirm_lease(&self, cell: &CellName) -> Result<(), HostsError> {
         let _one = self.adopting.lock();
-        let Some(status) = self.status() else { return true };
-        if lease::is_here(&status, &self.name, device) {
-            return true;
+        let device = self.device_name(cell);
+        let words = ["info", "--columns", "--noheadings", "-o", "uuid", &device];
+        let id = self.commands.run("dmsetup", &words);
+        let (Ok(id), Some(status)) = (id, self.status()) else {
+            tracing::warn!(%cell, "dmsetup or sanlock can't be asked whether the lease is held");
+            return Ok(());
+        };
+        if lease::is_here(&status, &self.name, id.trim()) {
+            return Ok(());
         }
-        let taken = self.commands.run("lvchange", &["-aey", &self.path(cell)]);
-        let taken = taken.map_err(|refusal| self.cell_error(refusal, cell));
-        match &taken {
-            Ok(_) => tracing::warn!(%cell, "the lease of a cell was lost, and is taken again"),
-            Err(error) => {
-                tracing::warn!(%cell, %error, "the lease of a cell was lost: it is not opened");
+        tracing::warn!(%cell, "the lease of a cell was lost, and is taken again");
+        let path = self.path(cell);
+        // Another host may have made the cell larger meanwhile.
+        let taken = self.commands.run("lvchange", &["-aey", &path]);
+        let taken = taken.and_then(|_| self.commands.run("lvchange", &["--refresh", &path]));
+        let error = match taken {
+            Ok(_) => return Ok(()),
+            Err(refusal) => self.cell_error(refusal, cell),
+        };
+        if matches!(error, HostsError::Held { .. }) {
+            // LVM would count the cell as this host's because of its device.
+            if let Err(refusal) = self.commands.run("dmsetup", &["remove", &device]) {
+                let error = self.group_error(refusal);
+                tracing::warn!(%cell, %error, "the device of another host's cell stays");
             }
         }
-        taken.is_ok()
+        Err(error)
     }
 
     /// Whether a cell whose lease is an orphan is active; `None` where the lease is none.

@@ -205,12 +205,9 @@ impl Lvm {
         Ok(names.filter(is_ours).map(str::to_owned).collect())
     }
 
-    /// Device-mapper's identifier of a cell's device, if it is there.
-    fn device_id(&self, cell: &CellName) -> Option<String> {
-        let name = mapper_name(&self.name, &volume_name(cell));
-        let words = ["info", "--columns", "--noheadings", "-o", "uuid", &name];
-        let text = self.commands.run("dmsetup", &words).ok()?;
-        Some(text.trim().to_owned())
+    /// Device-mapper's name of a cell's device.
+    fn device_name(&self, cell: &CellName) -> String {
+        mapper_name(&self.name, &volume_name(cell))
     }
 
     fn group_error(&self, refusal: Refusal) -> HostsError {
@@ -317,13 +314,8 @@ impl Coordinator for Lvm {
         Ok(found.map(|volume| self.found(name.clone(), volume)))
     }
 
-    fn holds(&self, path: &Path) -> bool {
-        let cell = self.cell_at(path);
-        let device = cell.as_ref().and_then(|cell| self.device_id(cell));
-        match (cell, device) {
-            (Some(cell), Some(device)) => self.has_lease(&cell, &device),
-            _ => path.exists(),
-        }
+    fn confirm(&self, name: &CellName) -> Result<(), HostsError> {
+        self.confirm_lease(name)
     }
 
     fn space(&self) -> Result<Space, HostsError> {
