@@ -7,8 +7,8 @@ use crate::sync::{AtomicU64, Ordering};
 const COUNT_BITS: u32 = 16;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
-/// Writes that have found no extent since an event of their pool. All that wait try again after
-/// each event: counted without it, one write that waits for long would look like many.
+/// Writes that have found no extent since an event of their pool. After each event those that wait
+/// are tried again, or noted anew: else one that waits for long would look like many.
 #[derive(Debug, Default)]
 pub(crate) struct Misses(AtomicU64);
 

@@ -49,6 +49,12 @@ impl Attachment {
         self.volume.out_of_space.load(crate::sync::Ordering::Acquire)
     }
 
+    /// Notes a write that waits for an extent and is not tried again, since one before it waits
+    /// still: the next grant has one for it too. `events` are those of the pool.
+    pub fn note_miss(&self, events: u64) {
+        self.volume.misses.note(events);
+    }
+
     /// Resets the full state after the waiting requests were refused. The next request checks
     /// again.
     pub fn ask_again(&self) {

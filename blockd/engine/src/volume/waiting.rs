@@ -70,6 +70,7 @@ impl Executor {
             if wants(reason) && !hurries && refused.contains(&volume) {
                 self.pools[pool].parked.push_back(at);
                 self.note_patience(at);
+                self.note_miss(at);
                 continue;
             }
             self.enter_state(at, State::Ready);
@@ -81,6 +82,17 @@ impl Executor {
         }
         refused.clear();
         self.refused = refused;
+    }
+
+    /// The next grant is to have an extent for a request that is not tried.
+    fn note_miss(&self, at: usize) {
+        let slot = &self.slots[at];
+        if slot.reason == ParkReason::Space
+            && let Some(attached) = &self.volumes[slot.volume]
+        {
+            let events = self.pools[attached.pool].handle.mapper().events();
+            attached.attachment.note_miss(events);
+        }
     }
 
     fn note_patience(&mut self, at: usize) {
