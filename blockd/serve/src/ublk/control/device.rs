@@ -325,7 +325,11 @@ impl Kit {
         loop {
             std::thread::sleep(LOOK_PAUSE);
             let now = reads();
-            if patience.is_over() || now == before && now != Some(0) {
+            if patience.is_over() {
+                tracing::debug!(number, "the kernel has not looked for partitions in time");
+                return;
+            }
+            if now == before && now != Some(0) {
                 return;
             }
             before = now;
