@@ -114,34 +114,55 @@ impl Lvm {
     /// lease back, and the device stays, if the command that has it taken over is killed: then it
     /// is taken again. Where another host has it, the device goes.
     pub(super) fn confirm_lease(&self, cell: &CellName) -> Result<(), HostsError> {
-        let _one = self.adopting.lock();
-        let device = self.device_name(cell);
-        let words = ["info", "--columns", "--noheadings", "-o", "uuid", &device];
-        let id = self.commands.run("dmsetup", &words);
-        let (Ok(id), Some(status)) = (id, self.status()) else {
-            tracing::warn!(%cell, "dmsetup or sanlock can't be asked whether the lease is held");
-            return Ok(());
-        };
-        if lease::is_here(&status, &self.name, id.trim()) {
+        if self.has_lease(cell) {
             return Ok(());
         }
+        let _one = self.adopting.lock();
+        // Another call may have taken it meanwhile.
+        if self.has_lease(cell) {
+            return Ok(());
+        }
+        self.take_again(cell)?;
         tracing::warn!(%cell, "the lease of a cell was lost, and is taken again");
-        let path = self.path(cell);
-        // Another host may have made the cell larger meanwhile.
-        let taken = self.commands.run("lvchange", &["-aey", &path]);
-        let taken = taken.and_then(|_| self.commands.run("lvchange", &["--refresh", &path]));
-        let error = match taken {
-            Ok(_) => return Ok(()),
-            Err(refusal) => self.cell_error(refusal, cell),
+        Ok(())
+    }
+
+    /// Whether this host has the lease of a cell whose device is there; true where that can't be
+    /// seen.
+    fn has_lease(&self, cell: &CellName) -> bool {
+        let words = ["info", "--columns", "--noheadings", "-o", "uuid", &self.device_name(cell)];
+        // Without a device there is nothing to be opened.
+        let Ok(id) = self.commands.run("dmsetup", &words) else { return true };
+        let Some(status) = self.status() else {
+            tracing::warn!(%cell, "sanlock can't be asked whether the lease is held");
+            return true;
         };
-        if matches!(error, HostsError::Held { .. }) {
-            // LVM would count the cell as this host's because of its device.
-            if let Err(refusal) = self.commands.run("dmsetup", &["remove", &device]) {
+        lease::is_here(&status, &self.name, id.trim())
+    }
+
+    fn take_again(&self, cell: &CellName) -> Result<(), HostsError> {
+        let owner = self.owner(&self.volume(cell)?);
+        let owner =
+            owner.map_err(|problem| HostsError::NotKnown { cell: cell.clone(), problem })?;
+        let this = self.host()?;
+        // LVM would give an expired lease, which is no fence (H3).
+        if let Some(other) = owner.map(|owner| owner.host).filter(|host| *host != this) {
+            // Because of its device the cell would count as this host's.
+            if let Err(refusal) = self.commands.run("dmsetup", &["remove", &self.device_name(cell)])
+            {
                 let error = self.group_error(refusal);
                 tracing::warn!(%cell, %error, "the device of another host's cell stays");
             }
+            return Err(HostsError::Held { cell: cell.clone(), by: Some(other) });
         }
-        Err(error)
+        let path = self.path(cell);
+        let change = |word: &str| self.commands.run("lvchange", &[word, &path]);
+        change("-aey").map_err(|refusal| self.cell_error(refusal, cell))?;
+        // Another host may have made the cell larger meanwhile.
+        let Err(refusal) = change("--refresh") else { return Ok(()) };
+        // With the lease the device would be opened as it is.
+        let _ = change("-an");
+        Err(self.cell_error(refusal, cell))
     }
 
     /// Whether a cell whose lease is an orphan is active; `None` where the lease is none.

@@ -345,6 +345,8 @@ impl Coordinator for Lvm {
     }
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
+        // Of a device that is there already, LVM does not read the table anew.
+        self.confirm_lease(name)?;
         let path = self.path(name);
         let taken = self.run_on(name, "lvchange", &["-aey", &path]);
         taken.map_err(|refusal| self.cell_error(refusal, name))?;

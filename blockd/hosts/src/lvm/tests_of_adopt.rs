@@ -9,7 +9,7 @@ use std::time::Duration;
 use blockd_media::program::Ended;
 use parking_lot::Mutex;
 
-use crate::cell::CellName;
+use crate::cell::{CellName, HostNumber};
 use crate::coordinator::Coordinator as _;
 use crate::error::HostsError;
 
@@ -44,6 +44,10 @@ struct Host {
     is_lost: bool,
     /// Another host has the lease of `cell-one`.
     is_others: bool,
+    /// The lock manager is not to be had, also after its lockspace was started.
+    is_dead: bool,
+    /// LVM can't read the table of a device anew.
+    is_stale: bool,
     /// Leases that the lock manager has, of logical volumes.
     leases: Vec<String>,
     lines: Vec<String>,
@@ -76,10 +80,16 @@ impl Host {
         let adopts = words.windows(2).any(|pair| pair == ["--lockopt", "adopt"]);
         match name {
             "sanlock" if self.is_blind => return Err("connect failed".to_owned()),
+            "sanlock" if words[0] == "direct" => {
+                let owner = if self.is_others { 2 } else { 1 };
+                let text = "sector_size 512\nmax_hosts 2000\nowner_generation 3\ntimestamp 4711";
+                return Ok(format!("{text}\nowner_id {owner}\n"));
+            }
             "sanlock" => return Ok(self.status()),
             "dmsetup" if words[0] == "info" => return Ok("LVM-xyzghi\n".to_owned()),
             "dmsetup" => return Ok(String::new()),
             "vgs" => return Ok(GROUP.to_owned()),
+            _ if self.is_dead => return Err("  Global lock failed: error -210".to_owned()),
             "vgchange" if adopts && words[0] == "--lockstart" => self.is_started = true,
             _ if !self.is_started => return Err("  Global lock failed: error -210".to_owned()),
             "vgchange" if adopts => self.is_group_locked = false,
@@ -88,8 +98,8 @@ impl Host {
             }
             "lvs" => return Ok(VOLUMES.to_owned()),
             "lvchange" if adopts && !self.is_deaf => self.leases.push(last.to_owned()),
-            "lvchange" if self.is_others => {
-                return Err("  LV locked by other host: san/cell-one".to_owned());
+            "lvchange" if self.is_stale && words[0] == "--refresh" => {
+                return Err("  Failed to reactivate LV: san/cell-one".to_owned());
             }
             "lvchange" if self.is_lost => {}
             // It is not refused, and leaves an orphan.
@@ -201,19 +211,30 @@ fn a_lease_that_was_lost_is_taken_again_before_its_cell_is_opened() {
 #[test]
 fn a_cell_whose_lease_another_host_has_got_is_not_opened_and_its_device_goes() {
     let one = CellName::parse("one").unwrap();
+    let removes = |host: &Host| host.lines.contains(&"dmsetup remove san-cell--one".to_owned());
     let (lvm, host) = restarted();
     *host.lock() = Host { is_started: true, is_lost: true, is_others: true, ..Host::default() };
     let error = lvm.confirm(&one).unwrap_err();
-    assert!(matches!(error, HostsError::Held { .. }), "{error}");
-    assert!(host.lock().lines.contains(&"dmsetup remove san-cell--one".to_owned()));
-    // While the lock manager is away it may be this host's: the device stays.
+    assert!(matches!(error, HostsError::Held { by: Some(HostNumber(2)), .. }), "{error}");
+    assert!(removes(&host.lock()));
+    // LVM would give an expired lease, which is no fence: it is not asked.
+    assert!(!host.lock().lines.iter().any(|line| line.starts_with("lvchange")));
+    // While the lock manager can't be had the cell may be this host's: the device stays.
     let (lvm, host) = restarted();
-    *host.lock() = Host { is_lost: true, ..Host::default() };
+    *host.lock() = Host { is_lost: true, is_dead: true, ..Host::default() };
     let error = lvm.confirm(&one).unwrap_err();
     assert!(matches!(error, HostsError::Away { .. }), "{error}");
-    assert!(!host.lock().lines.iter().any(|line| line.starts_with("dmsetup remove")));
+    assert!(!removes(&host.lock()));
     // Where sanlock does not answer, nothing says that the lease was lost.
     let (lvm, host) = restarted();
     *host.lock() = Host { is_blind: true, is_lost: true, ..Host::default() };
     lvm.confirm(&one).unwrap();
+}
+
+#[test]
+fn a_device_whose_table_can_not_be_read_anew_is_not_opened() {
+    let (lvm, host) = restarted();
+    *host.lock() = Host { is_started: true, is_lost: true, is_stale: true, ..Host::default() };
+    lvm.confirm(&CellName::parse("one").unwrap()).unwrap_err();
+    assert_eq!(host.lock().lines.last().unwrap(), "lvchange -an san/cell-one");
 }
