@@ -161,7 +161,10 @@ impl Lvm {
         // Another host may have made the cell larger meanwhile.
         let Err(refusal) = change("--refresh") else { return Ok(()) };
         // With the lease the device would be opened as it is.
-        let _ = change("-an");
+        if let Err(refusal) = change("-an") {
+            let error = self.group_error(refusal);
+            tracing::error!(%cell, %error, "a device with its former table stays: `lvchange -an`");
+        }
         Err(self.cell_error(refusal, cell))
     }
 
