@@ -11,6 +11,9 @@ pub(crate) const STRIPES: usize = 256;
 /// this bounds its useful queue depth.
 pub(crate) const MAX_IN_FLIGHT: usize = 256;
 
+/// Groups of extents, by the last bits of their number.
+const GROUPS: usize = 64;
+
 /// The stripe of a slot. Multiplicative hashing: neighbouring slots land far apart.
 pub(crate) fn stripe_index(lineage: VolumeId, slot: SlotIndex) -> usize {
     let key = (u64::from(lineage.0) << 32) | u64::from(slot.0);
@@ -82,6 +85,9 @@ impl SlowWrite {
 #[derive(Debug)]
 pub(crate) struct Stripe {
     in_flight: Vec<SlowWrite>,
+    /// How many of them are on extents of each group. Most writes have an extent to themselves, and
+    /// many are in flight: this shows it without a look at each.
+    on_group: [u16; GROUPS],
     /// A request parked because the table was full.
     awaited: bool,
 }
@@ -89,7 +95,7 @@ pub(crate) struct Stripe {
 impl Stripe {
     /// An empty one with memory for `room` writes. More of them make it grow.
     pub(crate) fn new(room: usize) -> Self {
-        Self { in_flight: Vec::with_capacity(room), awaited: false }
+        Self { in_flight: Vec::with_capacity(room), on_group: [0; GROUPS], awaited: false }
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -112,7 +118,8 @@ impl Stripe {
         volume: VolumeId,
         extent: ExtentIndex,
     ) -> impl Iterator<Item = &mut SlowWrite> {
-        self.in_flight.iter_mut().filter(move |w| w.volume == volume && w.extent == extent)
+        let all = if self.is_on_group(extent) { &mut self.in_flight[..] } else { &mut [] };
+        all.iter_mut().filter(move |w| w.volume == volume && w.extent == extent)
     }
 
     /// Every slow write.
@@ -137,12 +144,15 @@ impl Stripe {
 
     pub(crate) fn add(&mut self, write: SlowWrite) {
         debug_assert!(!self.is_full(), "callers ask is_full first");
+        self.on_group[group(write.extent)] += 1;
         self.in_flight.push(write);
     }
 
     pub(crate) fn remove(&mut self, token: u64) -> Option<SlowWrite> {
         let at = self.in_flight.iter().position(|w| w.token == token)?;
-        Some(self.in_flight.swap_remove(at))
+        let write = self.in_flight.swap_remove(at);
+        self.on_group[group(write.extent)] -= 1;
+        Some(write)
     }
 
     /// Slow writes in flight on one extent of one volume.
@@ -151,7 +161,8 @@ impl Stripe {
         volume: VolumeId,
         extent: ExtentIndex,
     ) -> impl Iterator<Item = &SlowWrite> {
-        self.in_flight.iter().filter(move |w| w.volume == volume && w.extent == extent)
+        let all = if self.is_on_group(extent) { &self.in_flight[..] } else { &[] };
+        all.iter().filter(move |w| w.volume == volume && w.extent == extent)
     }
 
     /// Whether any slow write is in flight on a slot of a volume.
@@ -162,19 +173,55 @@ impl Stripe {
     /// Removes sub-blocks from those that slow writes on the extent will make valid (R5c).
     pub(crate) fn cancel(&mut self, volume: VolumeId, extent: ExtentIndex, bits: u64) -> bool {
         let mut any = false;
-        for write in &mut self.in_flight {
-            if write.volume == volume && write.extent == extent {
-                write.cancelled |= bits;
-                any = true;
-            }
+        for write in self.on_mut(volume, extent) {
+            write.cancelled |= bits;
+            any = true;
         }
         any
     }
+
+    /// Whether any is in flight on an extent of the same group.
+    fn is_on_group(&self, extent: ExtentIndex) -> bool {
+        self.on_group[group(extent)] > 0
+    }
+}
+
+fn group(extent: ExtentIndex) -> usize {
+    usize::from(extent.0.to_le_bytes()[0]) % GROUPS
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn writes_of_an_extent_are_found_among_others_of_its_group() {
+        let mut stripe = Stripe::new(0);
+        let (volume, other) = (VolumeId(1), VolumeId(2));
+        let near = ExtentIndex(5);
+        let far = ExtentIndex(near.0 + GROUPS as u64);
+        let all = [(volume, near), (volume, far), (other, near), (volume, near)];
+        for (of, token) in all.into_iter().zip(1..) {
+            let extents = (PhysicalExtent(7), PhysicalExtent(8));
+            stripe.add(SlowWrite::of_engine(token, of, extents, 1));
+        }
+        let on = |stripe: &mut Stripe, volume, extent| {
+            let found: Vec<u64> = stripe.on(volume, extent).map(|write| write.token).collect();
+            let marked: Vec<u64> = stripe.on_mut(volume, extent).map(|write| write.token).collect();
+            assert_eq!(found, marked);
+            found
+        };
+        assert_eq!(on(&mut stripe, volume, near), [1, 4]);
+        assert_eq!(on(&mut stripe, volume, far), [2]);
+        assert_eq!(on(&mut stripe, volume, ExtentIndex(6)), []);
+        assert!(stripe.cancel(other, near, 2) && !stripe.cancel(other, far, 2));
+        assert!(stripe.remove(1).is_some() && stripe.remove(1).is_none());
+        assert_eq!(on(&mut stripe, volume, near), [4]);
+        for token in 2..=4 {
+            assert!(stripe.remove(token).is_some());
+        }
+        assert_eq!((stripe.on_group, stripe.all().count()), ([0; GROUPS], 0));
+    }
 
     #[test]
     fn slots_spread_over_the_stripes() {
