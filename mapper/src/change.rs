@@ -364,15 +364,29 @@ impl Site<'_> {
         copy
     }
 
+    /// Adds a reference to each extent of a leaf. Most lie in rows, as they were allocated.
+    fn share_extents(&self, leaf: LeafId) {
+        let add = |(first, count)| {
+            if let Some((counts, local)) = self.pool.counts_of(first) {
+                counts.add_to_each(local, count);
+            }
+        };
+        let mut row = (PhysicalExtent(0), 0);
+        for extent in self.pool.arena.entries(leaf).flat_map(|entry| entry.extents()) {
+            if extent.0 == row.0.0 + row.1 {
+                row.1 += 1;
+            } else {
+                add(std::mem::replace(&mut row, (extent, 1)));
+            }
+        }
+        add(row);
+    }
+
     /// Gives the volume its own copy of a shared leaf: this is when sharing reaches the extents.
     fn unshare(&self, spares: &mut Spares, slot: SlotIndex, shared: LeafId) -> LeafId {
         met(Situation::LeafUnshared);
         let own = self.copy_of(spares, shared);
-        for physical in self.pool.arena.entries(shared).flat_map(|entry| entry.extents()) {
-            if let Some((counts, local)) = self.pool.counts_of(physical) {
-                counts.add(local, 1);
-            }
-        }
+        self.share_extents(shared);
         let (old, new) = (self.pool.arena.meta(shared), self.pool.arena.meta(own));
         new.references.store(1, Ordering::Release);
         new.mapped.store(old.mapped.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -55,15 +55,30 @@ impl SharedCounts {
     /// If the extent lies beyond the largest device, if there is no memory for its slab, or after
     /// 2^32 references, more than there can be leaves: a count that is too low gives away data.
     pub fn add(&self, extent: PhysicalExtent, references: u32) {
-        let Place { segment, slab, index } = Place::of(extent);
-        let present = self.segments.get(segment).expect("a device has at most 2^36 extents");
-        let slabs = present.get_or_init(|| (0..slabs_of(segment)).map(|_| Slab::new()).collect());
-        let counters = slabs[slab].get_or_init(|| {
-            let count = usize::try_from(PER_SLAB).expect("a slab is small");
-            zeroed_slice(count).expect("memory for 16 KiB of counters")
-        });
-        let before = counters[index].fetch_add(references, Ordering::AcqRel);
+        let place = Place::of(extent);
+        let before = self.slab(place)[place.index].fetch_add(references, Ordering::AcqRel);
         assert!(before.checked_add(references).is_some(), "{extent} has 2^32 references");
+    }
+
+    /// Adds a reference to each of some extents in a row, as [`Self::add`] to one. The caller holds
+    /// the stripe of each.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::add`].
+    pub fn add_to_each(&self, first: PhysicalExtent, count: u64) {
+        let (mut next, end) = (first.0, first.0.saturating_add(count));
+        while next < end {
+            let place = Place::of(PhysicalExtent(next));
+            for counter in &self.slab(place)[place.index..] {
+                if next == end {
+                    return;
+                }
+                let before = counter.fetch_add(1, Ordering::AcqRel);
+                assert!(before < u32::MAX, "{} has 2^32 references", PhysicalExtent(next));
+                next += 1;
+            }
+        }
     }
 
     /// Drops one reference and returns how many are left beyond the first. The caller holds the
@@ -91,6 +106,16 @@ impl SharedCounts {
                 let counts = counters.iter().map(|counter| counter.load(Ordering::Acquire));
                 (first..).map(PhysicalExtent).zip(counts).filter(|&(_, extra)| extra > 0)
             })
+        })
+    }
+
+    /// The counters of a place, which exist from now on.
+    fn slab(&self, Place { segment, slab, .. }: Place) -> &[AtomicU32] {
+        let present = self.segments.get(segment).expect("a device has at most 2^36 extents");
+        let slabs = present.get_or_init(|| (0..slabs_of(segment)).map(|_| Slab::new()).collect());
+        slabs[slab].get_or_init(|| {
+            let count = usize::try_from(PER_SLAB).expect("a slab is small");
+            zeroed_slice(count).expect("memory for 16 KiB of counters")
         })
     }
 
@@ -169,6 +194,22 @@ mod tests {
         let last = Place::of(PhysicalExtent((1 << DEVICE_SHIFT) - 1));
         assert_eq!((last.segment, last.index), (SEGMENTS - 1, 4095));
         assert_eq!(last.slab as u64, slabs_of(SEGMENTS - 1) - 1);
+    }
+
+    #[test]
+    fn extents_in_a_row_get_a_reference_each() {
+        let counts = SharedCounts::default();
+        counts.add(PhysicalExtent(4097), 1);
+        // Over the ends of two slabs.
+        counts.add_to_each(PhysicalExtent(4094), 4100);
+        let held = counts.iter().collect::<Vec<_>>();
+        let expected = (4094..8194).map(|extent| {
+            let references = if extent == 4097 { 2 } else { 1 };
+            (PhysicalExtent(extent), references)
+        });
+        assert_eq!(held, expected.collect::<Vec<_>>());
+        counts.add_to_each(PhysicalExtent(0), 0);
+        assert_eq!(counts.extra(PhysicalExtent(0)), 0);
     }
 
     #[test]
