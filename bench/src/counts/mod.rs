@@ -79,13 +79,20 @@ enum Kind {
     Write,
     /// Each into an extent of its own that was never written.
     FirstWrite,
+    /// Each into an extent of its own that a snapshot has too.
+    AfterSnapshot,
     /// Of a volume where one entry in nine is composite.
     CompositeRead,
 }
 
 impl Kind {
     const fn writes(self) -> bool {
-        matches!(self, Self::Write | Self::FirstWrite)
+        matches!(self, Self::Write | Self::FirstWrite | Self::AfterSnapshot)
+    }
+
+    /// Whether each operation takes an extent of its own.
+    const fn takes_extents(self) -> bool {
+        matches!(self, Self::FirstWrite | Self::AfterSnapshot)
     }
 
     /// Whether other servers have the row too.
@@ -110,13 +117,15 @@ impl Workload {
         match self.kind {
             Kind::Read | Kind::Write | Kind::CompositeRead => VOLUME,
             // A quarter to warm up, and those that are traced.
-            Kind::FirstWrite => (self.operations / 4 + self.operations + MOST_TRACED) * EXTENT,
+            Kind::FirstWrite | Kind::AfterSnapshot => {
+                (self.operations / 4 + self.operations + MOST_TRACED) * EXTENT
+            }
         }
     }
 }
 
 /// The rows of each target.
-pub const WORKLOADS: [Workload; 9] = [
+pub const WORKLOADS: [Workload; 10] = [
     Workload::new("read 4k, 1", Kind::Read, 4, 1, 8000),
     Workload::new("write 4k, 1", Kind::Write, 4, 1, 8000),
     Workload::new("read 4k, 32", Kind::Read, 4, 32, 16000),
@@ -126,10 +135,14 @@ pub const WORKLOADS: [Workload; 9] = [
     Workload::new("composite read 4k, 32", Kind::CompositeRead, 4, 32, 16000),
     Workload::new("first write 4k, 1", Kind::FirstWrite, 4, 1, 4000),
     Workload::new("first write 4k, 32", Kind::FirstWrite, 4, 32, 6000),
+    Workload::new("first write after a snapshot 4k, 32", Kind::AfterSnapshot, 4, 32, 3000),
 ];
 
-/// Bytes of an extent of the pool for first writes.
+/// Bytes of an extent of the pools for first writes.
 const EXTENT: u64 = 64 << 10;
+/// Bytes that are written to each extent before a snapshot is taken: the machine's memory is its
+/// disk.
+const SHARED: usize = 16 << 10;
 /// Bytes of an extent of the other pool.
 const LARGE_EXTENT: u64 = 256 << 10;
 /// One extent in nine is half written after a snapshot: a little more than a tenth of all.
@@ -186,8 +199,9 @@ impl Bench {
         let mode = if let Target::Ublk(mode) = target { mode } else { Mode::Copy };
         let pool = Pool { name: "counted", disk: Disk::First, extent: LARGE_EXTENT };
         let touched = Pool { name: "touched", disk: Disk::Second, extent: EXTENT };
+        let shared = Pool { name: "shared", disk: Disk::ThinSmall, extent: EXTENT };
         let folder = self.scratch.join(target.name().replace(' ', "-"));
-        let daemon = Daemon::start(&self.blockd, &folder, mode, &[pool, touched])?;
+        let daemon = Daemon::start(&self.blockd, &folder, mode, &[pool, touched, shared])?;
         let pid = daemon.pid().context("blockd does not run")?;
         let open = |pool: Pool, name: &str, bytes: u64| {
             anyhow::Ok(match target {
@@ -211,10 +225,17 @@ impl Bench {
             row(name, cost);
         }
         volume.leave()?;
-        for (name, workload) in of(Kind::FirstWrite) {
+        for (name, workload) in of(Kind::FirstWrite).chain(of(Kind::AfterSnapshot)) {
             std::thread::sleep(AT_REST);
-            let volume = open(touched, &format!("depth-{}", workload.depth), workload.volume())?;
+            let pool = if workload.kind == Kind::AfterSnapshot { shared } else { touched };
+            let other = format!("depth-{}", workload.depth);
+            let volume = open(pool, &other, workload.volume())?;
             let mut volume = volume.context("another mode than before")?;
+            if workload.kind == Kind::AfterSnapshot {
+                volume.share(workload.volume()).context("fill the volume")?;
+                daemon.snapshot(pool.name, &other, "kept")?;
+                std::thread::sleep(AT_REST);
+            }
             let cost = self.count(&mut volume, pid, workload).with_context(|| name.clone())?;
             row(name, cost);
             volume.leave()?;
@@ -271,7 +292,7 @@ impl Bench {
         let mut run = |requests: u64| {
             let order = match kind {
                 Kind::Read | Kind::Write | Kind::CompositeRead => Order::Random(1),
-                Kind::FirstWrite => Order::Strided(done, EXTENT),
+                Kind::FirstWrite | Kind::AfterSnapshot => Order::Strided(done, EXTENT),
             };
             done += requests;
             volume.run(&Pattern { write, bytes, depth, span, order }, requests)
@@ -288,7 +309,7 @@ impl Bench {
         }
         // The pool's thread takes many first writes together, which falls into few parts.
         let mean = |all: &[f64]| Some(all.iter().sum::<f64>() / all.len() as f64);
-        let middle = |all: &[f64]| if kind == Kind::FirstWrite { mean(all) } else { median(all) };
+        let middle = |all: &[f64]| if kind.takes_extents() { mean(all) } else { median(all) };
         // Tracing costs instructions itself, so its run is another one.
         let traced = operations.min(MOST_TRACED);
         let split = Split::start(pid)?;
@@ -340,6 +361,12 @@ impl Volume {
         let (bytes, order) = (usize::try_from(LARGE_EXTENT / 2)?, Order::Strided(0, stride));
         let pattern = Pattern { write: true, bytes, depth: 1, span: VOLUME, order };
         self.run(&pattern, VOLUME / stride)
+    }
+
+    /// Writes to each extent of a volume, which has `span` bytes.
+    fn share(&mut self, span: u64) -> Result<()> {
+        let order = Order::Strided(0, EXTENT);
+        self.run(&Pattern { write: true, bytes: SHARED, depth: 8, span, order }, span / EXTENT)
     }
 
     fn leave(self) -> Result<()> {

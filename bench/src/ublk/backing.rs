@@ -21,7 +21,7 @@ pub enum Disk {
     First,
     /// Our pool without copying; later that with extents of 256 KiB.
     Second,
-    /// Data of dm-thin with chunks of 64 KiB.
+    /// Data of dm-thin with chunks of 64 KiB. Where instructions are counted, our third pool.
     ThinSmall,
     /// Data of dm-thin with chunks of 256 KiB.
     ThinLarge,

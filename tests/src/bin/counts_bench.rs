@@ -96,7 +96,7 @@ const SCRIPT: &str = "mount -t tracefs tracefs /sys/kernel/tracing || exit 1\n\
                       echo NO_WAKEUP_PREEMPTION >/sys/kernel/debug/sched/features || exit 1\n\
                       echo 100000000 >/sys/kernel/debug/sched/base_slice_ns || exit 1\n";
 /// Of the size that the program in the machine uses.
-const RAMDISKS: &str = "brd rd_nr=3 rd_size=2097152";
+const RAMDISKS: &str = "brd rd_nr=4 rd_size=2097152";
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
