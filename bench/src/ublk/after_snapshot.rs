@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use blockd_testkit::clock::Clock;
 use nix::sys::signal::Signal;
 
 use super::backing::Disk;
@@ -12,14 +13,17 @@ use super::daemon::{Daemon, Pool};
 use super::peers::{Chunk, Device, Thin};
 use super::{Bench, Mode};
 use crate::after_snapshot::{self, BETWEEN, FIRST, RUNS, Round, Subject};
-use crate::block::{Sample, Settings, Turn};
+use crate::block::{Settings, Turn};
 use crate::load::{self, Order, Pattern, exactly};
 use crate::nbd::print::Claim;
 
 /// Bytes of the volume, all of them written before; less on disks with limits, where that takes
 /// long.
 const FILLED: u64 = 512 << 20;
-const FILLED_LIMITED: u64 = 128 << 20;
+const FILLED_LIMITED: u64 = 256 << 20;
+/// Reads before each run on disks with limits. They use up what a disk has saved up in a tenth of a
+/// second, and take longer than that: without them a run is over before its disk limits it.
+const READS_BEFORE: u64 = 2000;
 /// Bytes of an operation.
 const OPERATION: u64 = 4096;
 /// One chunk in this many is written: more would often find one that is copied already, and the
@@ -39,8 +43,8 @@ pub struct Outcome {
     pub depth: u32,
     /// Operations of a run.
     pub operations: u64,
-    /// The runs of each round, by device.
-    pub samples: BTreeMap<&'static str, Vec<[Sample; RUNS.len()]>>,
+    /// IOPS of the runs of each round, by device.
+    pub rounds: BTreeMap<&'static str, Vec<Round>>,
 }
 
 impl Outcome {
@@ -61,10 +65,7 @@ impl Outcome {
     /// IOPS of each round, by device; ours first.
     #[must_use]
     pub fn iops(&self) -> Vec<(String, Vec<Round>)> {
-        let of = |device: &str| -> Option<(String, Vec<Round>)> {
-            let rounds = self.samples.get(device)?.iter();
-            Some((device.to_owned(), rounds.map(|all| all.map(|one| one.iops)).collect()))
-        };
+        let of = |device: &str| Some((device.to_owned(), self.rounds.get(device)?.clone()));
         [OURS, THIN].into_iter().filter_map(of).collect()
     }
 
@@ -149,7 +150,7 @@ fn one(
     let (data, meta) =
         if small { (Disk::ThinSmall, Disk::MetaSmall) } else { (Disk::ThinLarge, Disk::MetaLarge) };
     let mut thin = Thin::start(Chunk { bytes: chunk, zeroing: true }, data, meta)?;
-    let mut outcome = Outcome { filled, chunk, depth, operations, samples: BTreeMap::new() };
+    let mut outcome = Outcome { filled, chunk, depth, operations, rounds: BTreeMap::new() };
     // The first is a warm-up.
     for round in 0..=bench.pairs {
         let ours = daemon.map(|daemon| Ours { daemon, pool: pool.name, volume: VOLUME });
@@ -166,18 +167,18 @@ fn one(
         both.fill()?;
         let runs = after_snapshot::round(&mut both, round)?;
         for (turn, (name, _)) in both.devices.iter().enumerate() {
-            let rounds = outcome.samples.entry(*name).or_default();
             let runs = runs.iter().map(|all| all.get(turn).copied());
-            let runs: Option<Vec<Sample>> = runs.collect();
-            let runs = runs.and_then(|all| <[Sample; RUNS.len()]>::try_from(all).ok());
-            rounds.push(runs.context("fio has not run on each device")?);
+            let runs: Option<Vec<f64>> = runs.collect();
+            let runs = runs.and_then(|all| Round::try_from(all).ok());
+            let runs = runs.context("not each device was written to")?;
+            outcome.rounds.entry(*name).or_default().push(runs);
         }
         if let Some(ours) = both.ours {
             ours.delete()?;
         }
     }
-    for samples in outcome.samples.values_mut() {
-        samples.remove(0);
+    for rounds in outcome.rounds.values_mut() {
+        rounds.remove(0);
     }
     Ok(outcome)
 }
@@ -203,7 +204,7 @@ impl Ours<'_> {
     }
 }
 
-/// Our volume and dm-thin's, one after the other in each run of fio.
+/// Our volume and dm-thin's, one after the other in each run.
 struct Both<'a> {
     bench: &'a Bench,
     filled: u64,
@@ -215,33 +216,43 @@ struct Both<'a> {
 }
 
 impl Both<'_> {
-    fn run(&self, job: &str, settings: &Settings) -> Result<Vec<Sample>> {
+    fn fill(&self) -> Result<()> {
         let devices = self.devices.iter();
         let turns: Vec<Turn> =
             devices.map(|(_, device)| Turn::device(&device.path, device.server)).collect();
-        self.bench.jobs.run(job, settings, &turns)
+        self.bench.jobs.run("fill", &Settings::default(), &turns).map(|_| ())
     }
 
-    fn fill(&self) -> Result<()> {
-        self.run("fill", &Settings::default()).map(|_| ())
+    fn writes(&self, depth: usize, seed: u64) -> Result<Pattern> {
+        let (bytes, order) = (usize::try_from(OPERATION)?, Order::Random(seed));
+        Ok(Pattern { write: true, bytes, depth, span: self.filled, order })
+    }
+
+    /// IOPS of one run. Runs are short, so that fio, which counts milliseconds, is too coarse.
+    fn run(&self, path: &Path, seed: u64) -> Result<f64> {
+        let pattern = self.writes(usize::try_from(self.depth)?, seed)?;
+        let mut device = load::Device::open(path, &pattern)?;
+        if self.bench.limits.is_some() {
+            let order = Order::Random(!seed);
+            let reads = Pattern { write: false, depth: 32, order, ..pattern };
+            load::Device::open(path, &reads)?.run(&reads, exactly(READS_BEFORE))?;
+        }
+        let start = Clock::start();
+        device.run(&pattern, exactly(self.operations))?;
+        Ok(self.operations as f64 / start.elapsed().as_secs_f64())
     }
 
     fn write_some(&self, path: &Path, seed: u64) -> Result<()> {
-        let order = Order::Random(seed);
-        let bytes = usize::try_from(OPERATION)?;
-        let pattern = Pattern { write: true, bytes, depth: 32, span: self.filled, order };
+        let pattern = self.writes(32, seed)?;
         load::Device::open(path, &pattern)?.run(&pattern, exactly(self.operations / BETWEEN))
     }
 }
 
 impl Subject for Both<'_> {
-    type Sample = Vec<Sample>;
+    type Sample = Vec<f64>;
 
-    fn write(&mut self, seed: u64) -> Result<Vec<Sample>> {
-        let (depth, bytes) = (self.depth, self.operations * OPERATION);
-        // 0 would be a seed of fio's own.
-        let seed = seed + 1;
-        self.run("first-touch", &Settings { depth, seed, bytes, ..Settings::default() })
+    fn write(&mut self, seed: u64) -> Result<Vec<f64>> {
+        self.devices.iter().map(|(_, device)| self.run(&device.path, seed)).collect()
     }
 
     fn write_between(&mut self, seed: u64) -> Result<()> {

@@ -105,10 +105,8 @@ pub fn after_snapshot(outcome: &after_snapshot::Outcome) {
 /// The same as JSON.
 #[must_use]
 pub fn after_snapshot_json(outcome: &after_snapshot::Outcome) -> Value {
-    let devices = outcome.samples.iter().map(|(device, rounds)| {
-        let rounds: Vec<Value> = rounds.iter().map(|all| samples_json(all)).collect();
-        json!({ "device": device, "rounds": rounds })
-    });
+    let devices = outcome.rounds.iter();
+    let devices = devices.map(|(device, rounds)| json!({ "device": device, "iops": rounds }));
     json!({
         "workload": outcome.name(),
         "operations": outcome.operations,
