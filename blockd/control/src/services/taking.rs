@@ -224,10 +224,10 @@ impl Control {
         owner: Owner,
         only: Option<Key>,
     ) -> Result<Cell, Error> {
-        let key = match (only, self.present_key(group, owner.host).await?) {
-            // It was fenced before, and another host has forgotten it since.
-            (Some(only), None) => only,
-            _ => self.key_of(group, owner.host).await?,
+        let key = match (self.present_key(group, owner.host).await?, only) {
+            // In the second case it was fenced before, and another host has forgotten it since.
+            (Some(key), _) | (None, Some(key)) => key,
+            (None, None) => self.key_of(group, owner.host).await?,
         };
         refuse_other_key(only, Some(key))?;
         // The cell may have changed hands since it was looked at.
