@@ -11,8 +11,9 @@ pub(crate) const STRIPES: usize = 256;
 /// this bounds its useful queue depth.
 pub(crate) const MAX_IN_FLIGHT: usize = 256;
 
-/// Groups of extents, by the last bits of their number.
-const GROUPS: usize = 64;
+/// Groups of extents, by the last bits of their number: the usual queue's writes, in sequence, have
+/// one each. Each pool has 256 times as many counts.
+const GROUPS: usize = 32;
 
 /// The stripe of a slot. Multiplicative hashing: neighbouring slots land far apart.
 pub(crate) fn stripe_index(lineage: VolumeId, slot: SlotIndex) -> usize {
