@@ -112,20 +112,25 @@ impl Workload {
         Self { name, kind, bytes: kib << 10, depth, operations }
     }
 
+    /// Operations of the run that is traced.
+    const fn traced(&self) -> u64 {
+        if self.operations < MOST_TRACED { self.operations } else { MOST_TRACED }
+    }
+
     /// Bytes of the volume.
     const fn volume(&self) -> u64 {
         match self.kind {
             Kind::Read | Kind::Write | Kind::CompositeRead => VOLUME,
             // A quarter to warm up, and those that are traced.
             Kind::FirstWrite | Kind::AfterSnapshot => {
-                (self.operations / 4 + self.operations + MOST_TRACED) * EXTENT
+                (self.operations / 4 + self.operations + self.traced()) * EXTENT
             }
         }
     }
 }
 
 /// The rows of each target.
-pub const WORKLOADS: [Workload; 10] = [
+pub const WORKLOADS: [Workload; 11] = [
     Workload::new("read 4k, 1", Kind::Read, 4, 1, 8000),
     Workload::new("write 4k, 1", Kind::Write, 4, 1, 8000),
     Workload::new("read 4k, 32", Kind::Read, 4, 32, 16000),
@@ -135,6 +140,7 @@ pub const WORKLOADS: [Workload; 10] = [
     Workload::new("composite read 4k, 32", Kind::CompositeRead, 4, 32, 16000),
     Workload::new("first write 4k, 1", Kind::FirstWrite, 4, 1, 4000),
     Workload::new("first write 4k, 32", Kind::FirstWrite, 4, 32, 6000),
+    Workload::new("first write after a snapshot 4k, 1", Kind::AfterSnapshot, 4, 1, 1000),
     Workload::new("first write after a snapshot 4k, 32", Kind::AfterSnapshot, 4, 32, 3000),
 ];
 
@@ -233,7 +239,7 @@ impl Bench {
             let mut volume = volume.context("another mode than before")?;
             if workload.kind == Kind::AfterSnapshot {
                 volume.share(workload.volume()).context("fill the volume")?;
-                daemon.snapshot(pool.name, &other, "kept")?;
+                daemon.snapshot(pool.name, &other, &format!("{other}-kept"))?;
                 std::thread::sleep(AT_REST);
             }
             let cost = self.count(&mut volume, pid, workload).with_context(|| name.clone())?;
