@@ -21,8 +21,8 @@ use crate::nbd::print::Claim;
 /// long.
 const FILLED: u64 = 512 << 20;
 const FILLED_LIMITED: u64 = 256 << 20;
-/// Reads before each run on disks with limits. They use up what a disk has saved up in a tenth of a
-/// second, and take longer than that: without them a run is over before its disk limits it.
+/// Reads before each run on disks with limits. They use up the requests that a disk has saved up in
+/// a tenth of a second: without them a run of depth 32 is over before its disk limits it.
 const READS_BEFORE: u64 = 2000;
 /// Bytes of an operation.
 const OPERATION: u64 = 4096;
@@ -113,7 +113,8 @@ pub fn measure(bench: &Bench, mut show: impl FnMut(&Outcome)) -> Result<Vec<Outc
     ];
     let used = pools.iter().filter(|(pool, _)| wanted.iter().any(|case| case.0 == pool.extent));
     let filled = if bench.limits.is_some() { FILLED_LIMITED } else { FILLED };
-    for (pool, thin) in used {
+    // Disks with limits are full of zeroes from the start.
+    for (pool, thin) in used.filter(|_| bench.limits.is_none()) {
         // What the snapshots of a round keep is about as much again.
         pool.disk.warm(2 * filled)?;
         thin.warm(2 * filled)?;
@@ -231,11 +232,13 @@ impl Both<'_> {
     /// IOPS of one run. Runs are short, so that fio, which counts milliseconds, is too coarse.
     fn run(&self, path: &Path, seed: u64) -> Result<f64> {
         let pattern = self.writes(usize::try_from(self.depth)?, seed)?;
+        let order = Order::Random(!seed);
+        let reads = Pattern { write: false, depth: 32, order, ..pattern };
+        // Both are open until after the run: the disk saves up again meanwhile.
+        let mut reader = load::Device::open(path, &reads)?;
         let mut device = load::Device::open(path, &pattern)?;
         if self.bench.limits.is_some() {
-            let order = Order::Random(!seed);
-            let reads = Pattern { write: false, depth: 32, order, ..pattern };
-            load::Device::open(path, &reads)?.run(&reads, exactly(READS_BEFORE))?;
+            reader.run(&reads, exactly(READS_BEFORE))?;
         }
         let start = Clock::start();
         device.run(&pattern, exactly(self.operations))?;
