@@ -23,7 +23,7 @@ const KILL: &str = "kill -9 $(pidof lvmlockd)";
 /// # Errors
 /// When a write fails, the cell does not grow afterwards, or another cell can't be handed over.
 pub fn coordinator_away(part: &Part) -> Result<String> {
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
     let (slices, seconds) = part.run.either((1, 10), (10, 60));
     let speed = at_speed(&mut lab.hosts[0], slices, seconds)?;

@@ -13,7 +13,7 @@ use super::rounds::Part;
 /// # Errors
 /// When a write of a registered host fails, or one of a fenced host does not.
 pub fn fence(part: &Part) -> Result<String> {
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     let [a, b] = &mut lab.hosts;
     let size = a.ok("blockdev --getsize64 $DISK")?;
     ensure!(b.ok("blockdev --getsize64 $DISK")? == size, "the hosts see disks of other sizes");

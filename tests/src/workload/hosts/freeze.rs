@@ -19,7 +19,7 @@ const LATE: Duration = Duration::from_secs(1);
 /// # Errors
 /// When a byte of the frozen host lands, or it does not notice.
 pub fn freeze(part: &Part) -> Result<String> {
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
     let (mut owner, mut slowest) = (0, 0.0_f64);
     part.each(|_, rng| {

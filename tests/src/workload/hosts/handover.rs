@@ -11,7 +11,7 @@ use super::rounds::Part;
 /// # Errors
 /// When a write that was answered is gone.
 pub fn handover(part: &Part) -> Result<String> {
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
     let (mut owner, mut slowest) = (0, 0.0_f64);
     part.each(|round, _| {

@@ -15,7 +15,7 @@ const FAILS: &str = "no power switch";
 /// # Errors
 /// When a cell was taken over though a script failed, or a write that was flushed is gone.
 pub fn hooks(part: &Part) -> Result<String> {
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
     let (mut owner, mut slowest) = (0, 0.0_f64);
     part.each(|_, rng| {

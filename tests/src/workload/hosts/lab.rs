@@ -24,6 +24,8 @@ const ARRAY: &str = "192.0.2.1";
 const HOSTS: [&str; 2] = ["a", "b"];
 /// A host writes for at least and at most this long before its power is cut.
 const WRITES_MILLIS: std::ops::Range<u64> = 500..5_000;
+/// A round takes no longer: the longest wait in one is that for a dead host's lease.
+const ROUND: Duration = Duration::from_secs(4 * 60);
 /// Seconds that sanlock gives a request. It counts a host as dead after 8 times as many and 60.
 const IO_TIMEOUT: u32 = 10;
 /// A host tries for ten minutes to reach the array again.
@@ -38,6 +40,8 @@ pub(super) struct Lab {
     pub(super) hosts: [Machine; 2],
     pub(super) network: Network,
     run: Run,
+    /// Each machine is stopped after this.
+    limit: Duration,
     /// Each host's key, once it has registered.
     keys: [u64; 2],
     /// Files that outlive machines: the shared disk, and a disk of each machine's own.
@@ -45,17 +49,18 @@ pub(super) struct Lab {
 }
 
 impl Lab {
-    /// Boots all, and connects the hosts to the array.
-    pub(super) fn start(run: &Run) -> Result<Self> {
+    /// Boots all, with time for some rounds, and connects the hosts to the array.
+    pub(super) fn start(run: &Run, rounds: u64) -> Result<Self> {
+        let limit = run.limit() + ROUND * u32::try_from(rounds)?;
         let folder = Folder::new("hosts")?;
         sparse(&folder, "disk", DISK)?;
         certificates(folder.path())?;
         let network = Network::new(3)?;
         let own = [0, 1, 2].map(|id| sparse(&folder, &format!("own-{id}"), OWN));
         own.into_iter().collect::<Result<Vec<_>>>()?;
-        let mut array = array(run, &network, &folder)?;
+        let mut array = array(run, limit, &network, &folder)?;
         array.ok("array")?;
-        let boot = |id: usize| host(run, &network, &folder, id);
+        let boot = |id: usize| host(run, limit, &network, &folder, id);
         let booted = std::thread::scope(|scope| {
             let threads = [1, 2].map(|id| scope.spawn(move || boot(id)));
             threads.map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a boot panicked"))))
@@ -65,7 +70,7 @@ impl Lab {
         for host in &mut hosts {
             host.ok("storage")?;
         }
-        Ok(Self { array, hosts, network, run: *run, keys: [1, 2], folder })
+        Ok(Self { array, hosts, network, run: *run, limit, keys: [1, 2], folder })
     }
 
     /// Starts lock managers and daemons, and makes a volume group of the disk. In it is a cell
@@ -114,14 +119,15 @@ impl Lab {
 
     /// Boots a host whose power was cut, until its daemon serves.
     pub(super) fn boot(&mut self, number: usize) -> Result<()> {
-        self.hosts[number] = host(&self.run, &self.network, &self.folder, number + 1)?;
+        let booted = host(&self.run, self.limit, &self.network, &self.folder, number + 1);
+        self.hosts[number] = booted?;
         self.hosts[number].ok("storage && locks && join").map(|_| ())
     }
 
     /// Cuts the array's power, and boots it again with its disks.
     pub(super) fn reset_array(&mut self) -> Result<()> {
         self.array.cut()?;
-        self.array = array(&self.run, &self.network, &self.folder)?;
+        self.array = array(&self.run, self.limit, &self.network, &self.folder)?;
         self.array.ok("array").map(|_| ())
     }
 
@@ -204,12 +210,17 @@ fn address(port: usize) -> String {
 }
 
 /// A machine with an address.
-fn machine(run: &Run, network: &Network, name: &str, port: usize) -> (Vm, String) {
+fn machine(
+    run: &Run,
+    limit: Duration,
+    network: &Network,
+    (name, port): (&str, usize),
+) -> (Vm, String) {
     let vm = Vm::new(&format!("hosts-{name}"))
         .kernel(run.kernel)
         .cpus(1)
         .memory(768)
-        .limit(run.limit())
+        .limit(limit)
         .network(network, port);
     let (transport, disk) = transport(run.kernel);
     let (hosts, adopt) = (HOSTS.join(" "), adopt(run.kernel));
@@ -223,8 +234,8 @@ fn machine(run: &Run, network: &Network, name: &str, port: usize) -> (Vm, String
     (vm, script)
 }
 
-fn array(run: &Run, network: &Network, folder: &Folder) -> Result<Machine> {
-    let (vm, script) = machine(run, network, "array", 0);
+fn array(run: &Run, limit: Duration, network: &Network, folder: &Folder) -> Result<Machine> {
+    let (vm, script) = machine(run, limit, network, ("array", 0));
     let modules: &[&str] = match run.kernel {
         Which::Older => &["configfs", "target_core_mod", "target_core_iblock", "iscsi_target_mod"],
         Which::Newer => &["configfs", "nvmet", "nvmet-tcp"],
@@ -239,9 +250,15 @@ fn array(run: &Run, network: &Network, folder: &Folder) -> Result<Machine> {
     Machine::boot("array", &vm, &format!("{script}{}", include_str!("target.sh")))
 }
 
-fn host(run: &Run, network: &Network, folder: &Folder, id: usize) -> Result<Machine> {
+fn host(
+    run: &Run,
+    limit: Duration,
+    network: &Network,
+    folder: &Folder,
+    id: usize,
+) -> Result<Machine> {
     let name = HOSTS[id - 1];
-    let (vm, script) = machine(run, network, name, id);
+    let (vm, script) = machine(run, limit, network, (name, id));
     let modules: &[&str] = match run.kernel {
         Which::Older => &["iscsi_tcp", "sd_mod"],
         Which::Newer => &["nvme-tcp"],

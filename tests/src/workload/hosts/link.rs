@@ -22,7 +22,7 @@ const LATE: Duration = Duration::from_secs(1);
 /// # Errors
 /// When a byte of that host lands, or it does not notice.
 pub fn link(part: &Part) -> Result<String> {
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
     let (mut owner, mut slowest, mut resets) = (0, [0.0_f64; 2], 0_u64);
     part.each(|_, rng| {

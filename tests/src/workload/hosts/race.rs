@@ -15,7 +15,7 @@ const OFFSET_MILLIS: u64 = 600;
 /// # Errors
 /// When both have it, or neither.
 pub fn race(part: &Part) -> Result<String> {
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
     lab.hosts[0].ok("blockd cell release vg/one")?;
     let (mut wins, mut slowest) = ([0_u64; 2], 0.0_f64);

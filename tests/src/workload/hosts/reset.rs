@@ -11,7 +11,7 @@ use super::rounds::Part;
 /// # Errors
 /// When a write that was flushed is gone.
 pub fn reset(part: &Part) -> Result<String> {
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
     let (mut owner, mut slowest, mut writes) = (0, 0.0_f64, 0);
     part.each(|_, rng| {

@@ -22,7 +22,7 @@ pub fn run(run: &Run, lines: &[String]) -> Result<()> {
             step(None, line)?;
         }
     }
-    let mut lab = Lab::start(run)?;
+    let mut lab = Lab::start(run, 0)?;
     for line in lines {
         let (name, words) = parts(line)?;
         println!("{name}$ {words}");

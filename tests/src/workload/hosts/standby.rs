@@ -17,7 +17,7 @@ const FLUSH: &str = "dd if=/dev/null of=$VOLUME conv=fsync,notrunc 2>/dev/null";
 /// # Errors
 /// When a write that was answered is gone, or a mounted device was handed over.
 pub fn standby(part: &Part) -> Result<String> {
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
     lab.hosts[0].ok("attach")?;
     // The kernel looks for partitions, which must not fetch the cell.

@@ -29,7 +29,7 @@ const GOES_ON: Duration = Duration::from_secs(12);
 /// that was flushed is gone.
 pub fn target_reset(part: &Part) -> Result<String> {
     let keeps = part.run.kernel == Which::Older;
-    let mut lab = Lab::start(&part.run)?;
+    let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
     let (mut owner, mut writes) = (0, 0);
     part.each(|_, rng| {
