@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
@@ -48,6 +49,15 @@ impl Folder {
 
     fn text(&self) -> String {
         fs::read_to_string(self.0.join("out")).unwrap()
+    }
+
+    async fn wait_for_lines(&self, count: usize) {
+        let there = async {
+            while self.text().lines().count() < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), there).await.expect("the lines come");
     }
 
     fn lines(&self) -> Vec<Value> {
@@ -217,6 +227,8 @@ async fn each_kind_of_call_passes_unchanged_and_has_its_line() {
     // On another connection, without an answer.
     let other = client(&options.listen);
     assert_eq!(call(&other, PROBE, framed(b""), "50m").await.1, Code::DeadlineExceeded);
+    // The recorder has its line of this call, while the plugin is there.
+    folder.wait_for_lines(6).await;
     plugin.shutdown_background();
     fs::remove_file(&options.to).unwrap();
     assert_eq!(call(&other, PROBE, framed(b""), "60S").await.1, Code::Unavailable);
