@@ -193,56 +193,69 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Counts all rows of a target; `None` where the kernel has no such target.
+    /// Counts all rows of a target; `None` where the kernel has no such target. Those after a
+    /// snapshot have a daemon to themselves, as another pool costs each request something.
     ///
     /// # Errors
     /// When the daemon fails, or the kernel can't count.
     pub fn target(&self, target: Target, mut row: impl FnMut(&str, Cost)) -> Result<Option<()>> {
-        let wanted = self.wanted(target);
-        if wanted.is_empty() {
-            return Ok(Some(()));
+        let wanted = self.wanted(target).into_iter();
+        let (after, others): (Vec<_>, Vec<_>) =
+            wanted.partition(|(_, one)| one.kind == Kind::AfterSnapshot);
+        if !others.is_empty() && self.most(target, &others, &mut row)?.is_none() {
+            return Ok(None);
         }
-        let mode = if let Target::Ublk(mode) = target { mode } else { Mode::Copy };
+        if after.is_empty() { Ok(Some(())) } else { self.after(target, &after, &mut row) }
+    }
+
+    fn most(
+        &self,
+        target: Target,
+        wanted: &[(String, &Workload)],
+        row: &mut impl FnMut(&str, Cost),
+    ) -> Result<Option<()>> {
         let pool = Pool { name: "counted", disk: Disk::First, extent: LARGE_EXTENT };
         let touched = Pool { name: "touched", disk: Disk::Second, extent: EXTENT };
-        let shared = Pool { name: "shared", disk: Disk::ThinSmall, extent: EXTENT };
-        let folder = self.scratch.join(target.name().replace(' ', "-"));
-        let daemon = Daemon::start(&self.blockd, &folder, mode, &[pool, touched, shared])?;
-        let pid = daemon.pid().context("blockd does not run")?;
-        let open = |pool: Pool, name: &str, bytes: u64| {
-            anyhow::Ok(match target {
-                Target::Nbd => {
-                    let uri = daemon.export(pool.name, name, bytes)?;
-                    Some(Volume::Export { client: Client::connect(&uri)?, uri })
-                }
-                Target::Ublk(_) => {
-                    let (device, real) = daemon.add(pool.name, name, bytes)?;
-                    (real == mode).then_some(Volume::Device(device.path))
-                }
-            })
-        };
-        let Some(mut volume) = open(pool, "volume", VOLUME)? else { return Ok(None) };
-        self.rows(target, pid, &mut volume, &mut row)?;
+        let ours = Ours::start(self, target, "", &[pool, touched])?;
+        let Some(mut volume) = ours.open(pool, "volume", VOLUME)? else { return Ok(None) };
+        self.rows(target, ours.pid, &mut volume, row)?;
         let of = |kind| wanted.iter().filter(move |(_, one)| one.kind == kind);
         for (name, workload) in of(Kind::CompositeRead) {
-            daemon.snapshot(pool.name, "volume", "kept")?;
+            ours.daemon.snapshot(pool.name, "volume", "kept")?;
             volume.overlay().context("write to shared extents")?;
-            let cost = self.count(&mut volume, pid, workload).with_context(|| name.clone())?;
+            let cost = self.count(&mut volume, ours.pid, workload).with_context(|| name.clone())?;
             row(name, cost);
         }
         volume.leave()?;
-        for (name, workload) in of(Kind::FirstWrite).chain(of(Kind::AfterSnapshot)) {
+        for (name, workload) in of(Kind::FirstWrite) {
             std::thread::sleep(AT_REST);
-            let pool = if workload.kind == Kind::AfterSnapshot { shared } else { touched };
             let other = format!("depth-{}", workload.depth);
-            let volume = open(pool, &other, workload.volume())?;
+            let volume = ours.open(touched, &other, workload.volume())?;
             let mut volume = volume.context("another mode than before")?;
-            if workload.kind == Kind::AfterSnapshot {
-                volume.share(workload.volume()).context("fill the volume")?;
-                daemon.snapshot(pool.name, &other, &format!("{other}-kept"))?;
-                std::thread::sleep(AT_REST);
-            }
-            let cost = self.count(&mut volume, pid, workload).with_context(|| name.clone())?;
+            let cost = self.count(&mut volume, ours.pid, workload).with_context(|| name.clone())?;
+            row(name, cost);
+            volume.leave()?;
+        }
+        Ok(Some(()))
+    }
+
+    fn after(
+        &self,
+        target: Target,
+        wanted: &[(String, &Workload)],
+        row: &mut impl FnMut(&str, Cost),
+    ) -> Result<Option<()>> {
+        let shared = Pool { name: "shared", disk: Disk::ThinSmall, extent: EXTENT };
+        let ours = Ours::start(self, target, "-shared", &[shared])?;
+        for (name, workload) in wanted {
+            let of = format!("depth-{}", workload.depth);
+            let Some(mut volume) = ours.open(shared, &of, workload.volume())? else {
+                return Ok(None);
+            };
+            volume.share(workload.volume()).context("fill the volume")?;
+            ours.daemon.snapshot(shared.name, &of, &format!("{of}-kept"))?;
+            std::thread::sleep(AT_REST);
+            let cost = self.count(&mut volume, ours.pid, workload).with_context(|| name.clone())?;
             row(name, cost);
             volume.leave()?;
         }
@@ -326,6 +339,38 @@ impl Bench {
             user: split.user_ns / traced as f64,
             calls: split.calls as f64 / traced as f64,
             switches: middle(&switches).context("nothing was counted")?,
+        })
+    }
+}
+
+/// Our daemon.
+struct Ours {
+    daemon: Daemon,
+    pid: u32,
+    target: Target,
+}
+
+impl Ours {
+    /// Starts one on empty pools.
+    fn start(bench: &Bench, target: Target, part: &str, pools: &[Pool]) -> Result<Self> {
+        let mode = if let Target::Ublk(mode) = target { mode } else { Mode::Copy };
+        let folder = bench.scratch.join(target.name().replace(' ', "-") + part);
+        let daemon = Daemon::start(&bench.blockd, &folder, mode, pools)?;
+        let pid = daemon.pid().context("blockd does not run")?;
+        Ok(Self { daemon, pid, target })
+    }
+
+    /// Makes a volume and reaches it; `None` where the kernel has no such target.
+    fn open(&self, pool: Pool, name: &str, bytes: u64) -> Result<Option<Volume>> {
+        Ok(match self.target {
+            Target::Nbd => {
+                let uri = self.daemon.export(pool.name, name, bytes)?;
+                Some(Volume::Export { client: Client::connect(&uri)?, uri })
+            }
+            Target::Ublk(mode) => {
+                let (device, real) = self.daemon.add(pool.name, name, bytes)?;
+                (real == mode).then_some(Volume::Device(device.path))
+            }
         })
     }
 }
