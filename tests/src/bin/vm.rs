@@ -100,6 +100,8 @@ enum Hosts {
     Standby(HostsArguments),
     /// The lock manager of a host dies while one of its cells is written full
     CoordinatorAway(HostsArguments),
+    /// A host loses the lease of a cell whose device stays, and its daemon starts
+    LostLease(HostsArguments),
     /// A virtual machine with a mounted disk moves between two daemons while it writes
     Migrate(MigrateArguments),
     /// Many cells of one daemon on this machine: memory, threads, files, a start with all of them
@@ -432,6 +434,7 @@ fn hosts(what: &Hosts) -> Result<()> {
         Hosts::CoordinatorAway(form) => {
             rounds("coordinator-away", form, workload::hosts::coordinator_away)
         }
+        Hosts::LostLease(form) => rounds("lost-lease", form, workload::hosts::lost_lease),
         Hosts::Migrate(form) => migrations(form),
         Hosts::Many { cells, short } => {
             let start = Clock::start();

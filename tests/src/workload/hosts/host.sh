@@ -145,6 +145,34 @@ returned() {
 # join: the volume group that the other host has made.
 join() { serve && blockd vg add vg && vgchange --lockstart vg; }
 
+# lease: the line of the lease of the cell `one` in the list of leases that this host has, if it is
+# there. Fails where that can't be looked at.
+lease() {
+    id=$(lvs --noheadings -o uuid vg/cell-one) && id=$(echo "$id" | tr -d ' ') || return
+    leases=$(sanlock client status) && [ -n "$id" ] || return
+    echo "$leases" | sed -n "/^r .*$id/p"
+}
+
+# holds, lacks: whether this host has that lease, and whether it has it not.
+holds() { found=$(lease) && [ -n "$found" ]; }
+lacks() { found=$(lease) && [ -z "$found" ]; }
+
+# lose: the daemon ends in order, and the lease of the cell `one` goes. LVM ends a lease and the use
+# of the device together, so the device is made again as it was.
+lose() {
+    kill "$(pidof blockd)"
+    while pidof blockd >/dev/null; do sleep 0.1; done
+    table=$(dmsetup table vg-cell--one) || return
+    id=$(dmsetup info -c --noheadings -o uuid vg-cell--one) || return
+    lvchange -an vg/cell-one || return
+    dmsetup create vg-cell--one --uuid "$id" --table "$table" || return
+    # LVM removes the folder with the last name in it.
+    mkdir -p /dev/vg && ln -sfn ../mapper/vg-cell--one /dev/vg/cell-one
+}
+
+# serve_again: the daemon, after one that has ended.
+serve_again() { umount /var/lib/blockd; serve; }
+
 # The volume of the cell `one`.
 VOLUME=/dev/blockd/one/vol
 attach() { blockd attach --ublk one/vol >/dev/null && [ -b "$VOLUME" ]; }
