@@ -21,7 +21,8 @@ pub enum Disk {
     First,
     /// Our pool without copying; later that with extents of 256 KiB.
     Second,
-    /// Data of dm-thin with chunks of 64 KiB. Where instructions are counted, our third pool.
+    /// Data of dm-thin with chunks of 64 KiB. Where instructions are counted, our pool of volumes
+    /// with snapshots.
     ThinSmall,
     /// Data of dm-thin with chunks of 256 KiB.
     ThinLarge,
