@@ -121,11 +121,12 @@ impl Import<'_> {
             for port in ports {
                 let (work, failed, written_bytes) = (work.clone(), &failed, &written_bytes);
                 let spare = Vec::new();
-                let writer = Writer { import: self, port, file, written_bytes, spare };
-                writers.push(scope.spawn(move || {
-                    let ended = writer.run(&work);
-                    failed.fetch_or(ended.is_err(), Ordering::Relaxed);
-                    ended
+                let port = port.beside(failed);
+                let writer = Writer { import: self, port, file, written_bytes, spare, failed };
+                writers.push(scope.spawn(move || match writer.run(&work) {
+                    // The first to fail says why: what others say may be only that they were ended.
+                    Err(_) if failed.swap(true, Ordering::Relaxed) => Err(Failure::Peer),
+                    ended => ended,
                 }));
             }
             // The writers hold theirs: once all have failed, sending fails too.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockd_media::clock::Clock;
@@ -106,11 +107,21 @@ pub(crate) fn connect(target: &dyn Connect) -> Result<Box<dyn Port>, Error> {
 pub(crate) struct Lasting<'a> {
     target: &'a dyn Connect,
     port: Option<Box<dyn Port>>,
-    /// Requests in flight with their numbers, in the order in which they were sent.
-    sent: VecDeque<(u64, Request)>,
-    /// How long to go on without an answer.
+    /// Requests in flight, in the order in which they were sent.
+    sent: VecDeque<Sent>,
+    /// How long to go on without an answer, to each request.
     patience: Duration,
     stop: &'a Stop,
+    /// Set once another connection of the same transfer has failed.
+    failed: Option<&'a AtomicBool>,
+}
+
+/// A request in flight.
+struct Sent {
+    number: u64,
+    request: Request,
+    /// When it was sent for the first time.
+    clock: Clock,
 }
 
 impl<'a> Lasting<'a> {
@@ -120,7 +131,7 @@ impl<'a> Lasting<'a> {
         patience: Duration,
         stop: &'a Stop,
     ) -> Result<Self, Error> {
-        Ok(Self { target, port: Some(connect(target)?), sent: VecDeque::new(), patience, stop })
+        Ok(Self { port: Some(connect(target)?), ..Self::unconnected(target, patience, stop) })
     }
 
     /// A further connection: a daemon that has gone away since is waited for.
@@ -129,8 +140,17 @@ impl<'a> Lasting<'a> {
         patience: Duration,
         stop: &'a Stop,
     ) -> Result<Self, Error> {
-        let mut lasting = Self { target, port: None, sent: VecDeque::new(), patience, stop };
+        let mut lasting = Self::unconnected(target, patience, stop);
         lasting.request("connect", |_| Ok(())).map(|()| lasting)
+    }
+
+    fn unconnected(target: &'a dyn Connect, patience: Duration, stop: &'a Stop) -> Self {
+        Self { target, port: None, sent: VecDeque::new(), patience, stop, failed: None }
+    }
+
+    /// The same beside others, one of whose failures ends the transfer: then nothing is repeated.
+    pub(crate) fn beside(self, failed: &'a AtomicBool) -> Self {
+        Self { failed: Some(failed), ..self }
     }
 
     /// Requests that were sent and not answered.
@@ -152,15 +172,15 @@ impl<'a> Lasting<'a> {
                 0
             }
         };
-        self.sent.push_back((number, request));
+        self.sent.push_back(Sent { number, request, clock: Clock::start() });
         Ok(())
     }
 
     /// Waits until a request in flight is answered. Returns it, and the bytes of a read.
     pub(crate) fn receive(&mut self) -> Result<(Request, Vec<u8>), Error> {
         let Answer { number, result } = self.request("transfer", |port| port.receive())?;
-        let at = self.sent.iter().position(|(of, _)| *of == number);
-        let Some((_, request)) = at.and_then(|at| self.sent.remove(at)) else {
+        let at = self.sent.iter().position(|sent| sent.number == number);
+        let Some(Sent { request, .. }) = at.and_then(|at| self.sent.remove(at)) else {
             return Err(Error::Unexpected {
                 what: self.target.address().to_owned(),
                 problem: "an answer to a request that was not sent".to_owned(),
@@ -196,7 +216,11 @@ impl<'a> Lasting<'a> {
                 Err(lost) => lost,
             };
             self.port = None;
-            if clock.elapsed() >= self.patience {
+            // Others are answered perhaps, again and again, while one waits for space.
+            let waits = self.sent.front().filter(|_| matches!(lost, PortError::Silent(_)));
+            let waited = waits.map_or(Duration::ZERO, |oldest| oldest.clock.elapsed());
+            let is_over = waited.max(clock.elapsed()) >= self.patience;
+            if is_over || self.failed.is_some_and(|failed| failed.load(Ordering::Relaxed)) {
                 return Err(failed(self.target, what, lost));
             }
             std::thread::sleep(RETRY_PAUSE.min(self.patience));
@@ -215,8 +239,8 @@ impl<'a> Lasting<'a> {
             PortError::Refused(error) => PortError::Lost(error),
             lost => lost,
         })?;
-        for (number, request) in &mut self.sent {
-            *number = port.send(request)?;
+        for sent in &mut self.sent {
+            sent.number = port.send(&sent.request)?;
         }
         call(self.port.insert(port).as_mut())
     }
@@ -242,6 +266,8 @@ fn failed(target: &dyn Connect, what: &str, error: PortError) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use blockd_media::error::ErrorKind;
 
     use super::super::memory::Memory;
@@ -294,6 +320,73 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         let expected = "memory: transfer: no answer within 30s: if the pool is full, writes wait";
         assert!(error.to_string().starts_with(expected), "{error}");
+    }
+
+    /// Answers one request on each connection, the newest, and then none.
+    struct Trickling(Vec<u64>);
+
+    const SILENCE: Duration = Duration::from_millis(20);
+
+    impl Connect for AtomicUsize {
+        fn connect(&self) -> Result<Box<dyn Port>, PortError> {
+            self.fetch_add(1, Ordering::Relaxed);
+            Ok(Box::new(Trickling(Vec::new())))
+        }
+
+        fn address(&self) -> &'static str {
+            "trickle"
+        }
+    }
+
+    impl Port for Trickling {
+        fn send(&mut self, _: &Request) -> Result<u64, PortError> {
+            let number = self.0.len() as u64;
+            self.0.push(number);
+            Ok(number)
+        }
+
+        fn receive(&mut self) -> Result<Answer, PortError> {
+            if let Some(number) = self.0.pop().filter(|number| *number > 0) {
+                self.0.clear();
+                return Ok(Answer { number, result: Ok(Vec::new()) });
+            }
+            std::thread::sleep(SILENCE);
+            Err(PortError::Silent(SILENCE))
+        }
+
+        fn recycle(&mut self, _: Vec<u8>) {}
+
+        fn flush(&mut self) -> Result<(), PortError> {
+            Ok(())
+        }
+
+        fn allocation(&mut self, _: u64, len: u64) -> Result<Vec<Allocation>, PortError> {
+            Ok(vec![Allocation { len, holds: Holds::Data }])
+        }
+    }
+
+    fn fails_after(port: &mut Lasting<'_>) -> usize {
+        (0..8).for_each(|at| port.send(write(at * 512, 1)).unwrap());
+        while port.receive().is_ok() {}
+        port.in_flight()
+    }
+
+    #[test]
+    fn a_request_is_given_up_in_time_although_others_are_answered() {
+        let (connections, stop) = (AtomicUsize::new(0), Stop::default());
+        let mut port = Lasting::connect(&connections, 2 * SILENCE, &stop).unwrap();
+        // Of seven answers those that came before it.
+        assert!(fails_after(&mut port) >= 6);
+    }
+
+    #[test]
+    fn nothing_is_repeated_once_another_connection_has_failed() {
+        let (connections, stop) = (AtomicUsize::new(0), Stop::default());
+        let failed = AtomicBool::new(false);
+        let port = Lasting::connect(&connections, Duration::from_secs(60), &stop).unwrap();
+        let mut port = port.beside(&failed);
+        failed.store(true, Ordering::Relaxed);
+        assert_eq!((fails_after(&mut port), connections.into_inner()), (7, 1));
     }
 
     #[test]

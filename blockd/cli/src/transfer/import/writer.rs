@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blockd_media::error::Error;
 use crossbeam_channel::Receiver;
@@ -21,12 +21,18 @@ pub(super) struct Writer<'a> {
     pub(super) written_bytes: &'a AtomicU64,
     /// Buffers of requests that are done.
     pub(super) spare: Vec<Vec<u8>>,
+    /// Another one has failed.
+    pub(super) failed: &'a AtomicBool,
 }
 
 impl Writer<'_> {
     /// Writes pieces until there are no more, several at a time.
     pub(super) fn run(mut self, work: &Receiver<Piece>) -> Result<(), Failure> {
         loop {
+            // What is left would only be waited for as long again.
+            if self.failed.load(Ordering::Relaxed) {
+                return Err(Failure::Peer);
+            }
             let idle = self.port.in_flight() == 0;
             let piece = if idle {
                 work.recv().ok()
