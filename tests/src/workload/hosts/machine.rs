@@ -89,6 +89,19 @@ impl Machine {
         }
     }
 
+    /// Waits for the answer of a host that was kept from its disk, and has to notice it. True
+    /// where its watchdog has reset it instead, as it may after a minute without its lease.
+    pub(super) fn was_reset(&mut self) -> Result<bool> {
+        match self.answer() {
+            Ok(noticed) => {
+                ensure!(noticed.status == 0, "{}: {}", self.name, noticed.text);
+                Ok(false)
+            }
+            Err(error) if format!("{error:#}").contains("ended during") => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Runs a line to its end.
     pub(super) fn run(&mut self, line: &str) -> Result<Answer> {
         self.send(line)?;
