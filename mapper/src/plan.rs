@@ -182,6 +182,7 @@ impl Plan {
 
     /// The operations to do, ascending in the request's buffer within a stage.
     #[must_use]
+    #[inline]
     pub fn ops(&self) -> &[PlanOp] {
         &self.ops
     }
@@ -189,6 +190,7 @@ impl Plan {
     /// Whether `complete` will change the map: the bytes that it then shows have to be where no
     /// commit can come before them.
     #[must_use]
+    #[inline]
     pub fn changes_map(&self) -> bool {
         !self.slow.is_empty()
     }
@@ -209,6 +211,7 @@ impl Plan {
 
     /// Whether the request has been slowed down for long enough: it takes its resources from now
     /// on, as far as they are available. A read waits for no other one.
+    #[inline]
     pub fn hurry(&mut self, hurried: bool) {
         self.hurried = hurried;
     }

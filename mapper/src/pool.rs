@@ -195,6 +195,7 @@ impl Pool {
     /// Changes whenever a parked request may now succeed. Read it *before* the request is tried:
     /// if it differs after [`crate::plan::Step::Park`], try again at once.
     #[must_use]
+    #[inline]
     pub fn events(&self) -> u64 {
         self.wake.0.events.load(Ordering::SeqCst)
     }
@@ -202,6 +203,7 @@ impl Pool {
     /// Workers (a bit each) that parked a request which may now succeed. Each is reported once;
     /// the caller wakes their threads. To be asked after every call of `complete` and `poll`.
     #[must_use]
+    #[inline]
     pub fn take_wakeups(&self) -> u64 {
         if self.wake.0.wakeups.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -211,6 +213,7 @@ impl Pool {
 
     /// Whether the engine has something to do; asking clears it.
     #[must_use]
+    #[inline]
     pub fn engine_wanted(&self) -> bool {
         self.wake.0.engine.load(Ordering::Relaxed)
             && self.wake.0.engine.swap(false, Ordering::AcqRel)
@@ -258,6 +261,7 @@ impl Pool {
         self.failed.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub(crate) fn check_alive(&self) -> Result<(), MapperError> {
         if !self.failed.load(Ordering::SeqCst) {
             return Ok(());

@@ -63,6 +63,7 @@ impl Attachment {
 
     /// Rises after each change of [`Self::settings`].
     #[must_use]
+    #[inline]
     pub fn settings_version(&self) -> u64 {
         self.volume.settings_version.load(crate::sync::Ordering::Acquire)
     }
@@ -75,6 +76,7 @@ impl Attachment {
 
     /// The volume's directory. Within a request's IO epoch: a swap waits for the epoch, so the
     /// directory found here stays valid.
+    #[inline]
     pub(crate) fn directory(&self) -> Ref<'_, Directory> {
         let version = self.volume.shape.load(crate::sync::Ordering::Acquire);
         if self.directory.borrow().0 != version {

@@ -560,6 +560,7 @@ impl PoolHandle {
 
     /// Wakes the threads that have work after a worker's calls to the mapper. Workers call it after
     /// such calls.
+    #[inline]
     pub fn pass_on(&self) {
         if self.shared.pool.engine_wanted() {
             self.shared.doorbell.ring();
