@@ -13,6 +13,8 @@ use serde_json::Value;
 
 const MIB: usize = 1 << 20;
 const SIZE: usize = 96 * MIB;
+/// More than the first three devices have room for beside `data`.
+const MORE: usize = 320 * MIB;
 
 /// A daemon whose pool has taken two spare devices in, and a full volume `data` with a snapshot.
 struct Case {
@@ -175,9 +177,9 @@ fn a_device_is_added_while_volumes_are_written_and_the_pool_is_opened_with_it() 
     let (added, written) = case.beside_a_writer(|daemon| {
         let added = daemon.json(&add);
         // It fills up: the others have no room for all of it.
-        daemon.ok(&["add", "more", "--size", "192M"]);
+        daemon.ok(&["add", "more", "--size", "320M"]);
         let mut client = connect(daemon, "more");
-        for (at, part) in pattern(2 * SIZE, 11).chunks(MIB).enumerate() {
+        for (at, part) in pattern(MORE, 11).chunks(MIB).enumerate() {
             client.write((at * MIB) as u64, part, false).unwrap();
         }
         client.flush().unwrap();
@@ -195,10 +197,10 @@ fn a_device_is_added_while_volumes_are_written_and_the_pool_is_opened_with_it() 
     case.daemon.start_again();
     assert_eq!(devices(&case.daemon).len(), 4);
     case.holds("data", &written);
-    case.holds("more", &pattern(2 * SIZE, 11));
+    case.holds("more", &pattern(MORE, 11));
     case.daemon.ok(&["pool", "close", "--force", "default"]);
     case.daemon.ok(&["pool", "open", "default"]);
-    case.holds("more", &pattern(2 * SIZE, 11));
+    case.holds("more", &pattern(MORE, 11));
     assert_eq!(case.daemon.json(&add)["changed"], false);
     // It leaves as any other, and the pool is opened without it then.
     case.daemon.ok(&["del", "more", "--force"]);

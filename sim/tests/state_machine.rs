@@ -198,7 +198,8 @@ impl Machine {
     fn request(&mut self, which: usize, range: Range, request: Request<'_>) {
         let Some((name, volume)) = self.pick(which, |_| true) else { return };
         let (at, len) = range.fit(volume.data.len());
-        let bytes: Vec<u8> = std::iter::repeat_with(|| self.random.u8(..)).take(len).collect();
+        let mut bytes = vec![0; len];
+        self.random.fill(&mut bytes);
         let request = match request {
             Request::Write { fua, .. } => Request::Write { data: &bytes, fua },
             Request::Discard { .. } => Request::Discard { len },
@@ -401,7 +402,8 @@ impl Machine {
             let volume = &self.volumes[&info.name];
             let size = volume.data.len() as u64;
             assert_eq!((info.id, info.size, info.kind), (volume.id, size, volume.kind));
-            let held = volume.data.chunks(SUB_BLOCK).filter(|c| c.iter().any(|b| *b != 0)).count();
+            let held =
+                volume.data.chunks(SUB_BLOCK).filter(|c| **c != [0; SUB_BLOCK][..c.len()]).count();
             let least = (held * SUB_BLOCK) as u64;
             assert!(least <= info.valid && info.valid <= info.mapped, "{least} {info:?}");
         }
@@ -411,9 +413,8 @@ impl Machine {
         self.compare_list();
         for (name, volume) in &self.volumes {
             let read = self.rig.read(volume.id, 0, volume.data.len()).unwrap();
-            let differs =
-                read.iter().zip(&volume.data).position(|(read, expected)| read != expected);
-            assert_eq!(differs, None, "first byte of {name} that differs");
+            let differs = || read.iter().zip(&volume.data).position(|(a, b)| a != b);
+            assert!(read == volume.data, "first byte of {name} that differs: {:?}", differs());
         }
     }
 

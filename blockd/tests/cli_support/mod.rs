@@ -1,5 +1,6 @@
 //! A daemon in folders of its own, and the binary as its client.
-#![allow(dead_code, clippy::unwrap_used, reason = "shared by test files; a failure fails the test")]
+#![allow(dead_code, unused_imports, reason = "shared by test files")]
+#![allow(clippy::unwrap_used, reason = "a failure fails the test")]
 
 pub(crate) mod writer;
 
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use blockd_nbd::client::{Client, ConnectOptions, Uri};
 use blockd_testkit::clock::Clock;
+pub(crate) use blockd_testkit::content::pattern;
 use blockd_testkit::daemon::{Daemon as Process, Home, Settings};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -200,10 +202,4 @@ pub(crate) fn catches_interrupts(child: &Child) {
         assert!(clock.elapsed() < LIMIT, "it catches no interrupts");
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-/// Bytes that differ from place to place, and are not zero.
-pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut random = fastrand::Rng::with_seed(seed);
-    (0..len).map(|_| random.u8(1..)).collect()
 }

@@ -52,7 +52,8 @@ impl World {
     }
 
     pub(super) fn write(&mut self, name: &str, at: usize, len: usize) {
-        let data: Vec<u8> = std::iter::repeat_with(|| self.random.u8(..)).take(len).collect();
+        let mut data = vec![0; len];
+        self.random.fill(&mut data);
         self.rig.write(self.id(name), at as u64, &data).unwrap();
         self.data(name)[at..at + len].copy_from_slice(&data);
     }

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod content;
 pub mod daemon;
 pub mod disk;
 pub mod folder;
