@@ -16,6 +16,8 @@ use super::console;
 
 /// Printed by the guest's first process when the script has ended.
 const ENDED: &str = "@@ended ";
+/// In what the kernel says when softdog resets the machine.
+const RESET: &str = "Initiating system reboot";
 /// Printed by it before the script.
 const STARTED: &str = "@@started";
 /// The kernel's message when a fault of qemu's ends it: while the kernel changes its own code, one
@@ -201,7 +203,23 @@ impl Running {
         }
         self.qemu.kill().context("cutting the power")?;
         self.qemu.wait()?;
-        // Earlier output has arrived, but may not have been read.
+        self.collect()
+    }
+
+    /// Collects the output of a machine that its watchdog has reset, which ends qemu.
+    ///
+    /// # Errors
+    /// When it has stopped for another reason, or the kernel had complained.
+    pub fn reset(&mut self) -> Result<Output> {
+        self.wait_for_exit()?;
+        if !self.console().contains(RESET) {
+            return Err(self.failure("the machine has stopped, and its watchdog did not reset it"));
+        }
+        self.collect()
+    }
+
+    /// Collects the output after the end, which has arrived, but may not have been read.
+    fn collect(&mut self) -> Result<Output> {
         while let Ok(line) = self.lines.recv() {
             self.text.push_str(&line);
             self.text.push('\n');

@@ -36,11 +36,14 @@ pub fn freeze(part: &Part) -> Result<String> {
         slowest = slowest.max(lab.take_over(other)?);
         lab.hosts[other].ok("attach && blocks $VOLUME fill")?;
         lab.hosts[victim].running().thaw()?;
-        resets += u64::from(lab.hosts[victim].was_reset()?);
+        let was_reset = lab.hosts[victim].was_reset()?;
+        resets += u64::from(was_reset);
         std::thread::sleep(LATE);
         lab.hosts[other].ok("blocks $VOLUME verify && detach")?;
         owner = other;
-        lab.hosts[victim].cut()?;
+        if !was_reset {
+            lab.hosts[victim].cut()?;
+        }
         lab.boot(victim)
     })?;
     lab.end()?;

@@ -43,11 +43,14 @@ pub fn link(part: &Part) -> Result<String> {
         slowest[usize::from(locks)] = taken.max(slowest[usize::from(locks)]);
         lab.hosts[other].ok("attach && blocks $VOLUME fill")?;
         lab.network.cut(victim + 1, false);
-        resets += u64::from(lab.hosts[victim].was_reset()?);
+        let was_reset = lab.hosts[victim].was_reset()?;
+        resets += u64::from(was_reset);
         std::thread::sleep(LATE);
         lab.hosts[other].ok("blocks $VOLUME verify && detach")?;
         owner = other;
-        lab.hosts[victim].cut()?;
+        if !was_reset {
+            lab.hosts[victim].cut()?;
+        }
         lab.boot(victim)
     })?;
     lab.end()?;

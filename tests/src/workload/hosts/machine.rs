@@ -92,12 +92,17 @@ impl Machine {
     /// Waits for the answer of a host that was kept from its disk, and has to notice it. True
     /// where its watchdog has reset it instead, as it may after a minute without its lease.
     pub(super) fn was_reset(&mut self) -> Result<bool> {
+        // The line was begun before all that has happened since.
+        self.started = Clock::start();
         match self.answer() {
             Ok(noticed) => {
                 ensure!(noticed.status == 0, "{}: {}", self.name, noticed.text);
                 Ok(false)
             }
-            Err(error) if format!("{error:#}").contains("ended during") => Ok(true),
+            Err(error) if format!("{error:#}").contains("ended during") => {
+                self.running.reset().with_context(|| self.name.clone())?;
+                Ok(true)
+            }
             Err(error) => Err(error),
         }
     }
