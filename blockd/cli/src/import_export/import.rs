@@ -82,7 +82,8 @@ pub(crate) struct Import {
     #[arg(long, requires = "apply")]
     pub force: bool,
 
-    /// How long to wait for a daemon that has gone away
+    /// How long to wait for a daemon that has gone away, or for space in a full pool, where it is
+    /// 30 s at the least
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub reconnect: Duration,
 }

@@ -57,7 +57,7 @@ pub(crate) struct Import<'a> {
     pub(crate) empty: bool,
     /// Whether nothing was connected to it before: a daemon that has gone away since is waited for.
     pub(crate) is_first: bool,
-    /// How long to wait for a daemon that has gone away.
+    /// How long to wait for a daemon that has gone away, or a write for space.
     pub(crate) patience: Duration,
     /// To end early.
     pub(crate) stop: &'a Stop,

@@ -79,7 +79,7 @@ fn first_error(results: Vec<Result<(), Failure>>) -> Result<(), Error> {
 enum Failure {
     /// The thread's own failure.
     Own(Error),
-    /// The thread at the other end of its channel is gone.
+    /// The thread at the other end of its channel is gone, or another one has failed.
     Peer,
 }
 

@@ -112,7 +112,7 @@ pub(crate) struct Lasting<'a> {
     /// How long to go on without an answer, to each request.
     patience: Duration,
     stop: &'a Stop,
-    /// Set once another connection of the same transfer has failed.
+    /// Set once another connection of the same import has failed.
     failed: Option<&'a AtomicBool>,
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct Lasting<'a> {
 struct Sent {
     number: u64,
     request: Request,
-    /// When it was sent for the first time.
+    /// Since when it waits for an answer: the daemon was not away in this time.
     clock: Clock,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Lasting<'a> {
         Self { target, port: None, sent: VecDeque::new(), patience, stop, failed: None }
     }
 
-    /// The same beside others, one of whose failures ends the transfer: then nothing is repeated.
+    /// Repeats nothing once `failed` is set: another connection of the same import has failed.
     pub(crate) fn beside(self, failed: &'a AtomicBool) -> Self {
         Self { failed: Some(failed), ..self }
     }
@@ -215,15 +215,21 @@ impl<'a> Lasting<'a> {
                 }
                 Err(lost) => lost,
             };
+            let is_away = matches!(lost, PortError::Lost(_)) || self.port.is_none();
             self.port = None;
-            // Others are answered perhaps, again and again, while one waits for space.
-            let waits = self.sent.front().filter(|_| matches!(lost, PortError::Silent(_)));
-            let waited = waits.map_or(Duration::ZERO, |oldest| oldest.clock.elapsed());
-            let is_over = waited.max(clock.elapsed()) >= self.patience;
-            if is_over || self.failed.is_some_and(|failed| failed.load(Ordering::Relaxed)) {
+            if is_away {
+                self.sent.iter_mut().for_each(|sent| sent.clock = Clock::start());
+            }
+            // A change that waits for space is given up although others are answered meanwhile.
+            let changes = |sent: &&Sent| !matches!(sent.request, Request::Read { .. });
+            let waited = self.sent.iter().find(changes).map(|oldest| oldest.clock.elapsed());
+            if waited.unwrap_or_default().max(clock.elapsed()) >= self.patience {
                 return Err(failed(self.target, what, lost));
             }
             std::thread::sleep(RETRY_PAUSE.min(self.patience));
+            if self.failed.is_some_and(|failed| failed.load(Ordering::Relaxed)) {
+                return Err(failed(self.target, what, lost));
+            }
         }
     }
 
@@ -375,7 +381,7 @@ mod tests {
     fn a_request_is_given_up_in_time_although_others_are_answered() {
         let (connections, stop) = (AtomicUsize::new(0), Stop::default());
         let mut port = Lasting::connect(&connections, 2 * SILENCE, &stop).unwrap();
-        // Of seven answers those that came before it.
+        // Without the limit, seven are answered.
         assert!(fails_after(&mut port) >= 6);
     }
 

@@ -97,7 +97,8 @@ pub(crate) struct Receive {
     #[arg(long, default_value = "", hide_default_value = true)]
     pub pool: String,
 
-    /// How long to wait for a daemon that has gone away
+    /// How long to wait for a daemon that has gone away, or for space in a full pool, where it is
+    /// 30 s at the least
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub reconnect: Duration,
 

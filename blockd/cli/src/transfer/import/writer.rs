@@ -21,7 +21,7 @@ pub(super) struct Writer<'a> {
     pub(super) written_bytes: &'a AtomicU64,
     /// Buffers of requests that are done.
     pub(super) spare: Vec<Vec<u8>>,
-    /// Another one has failed.
+    /// Set once another writer has failed.
     pub(super) failed: &'a AtomicBool,
 }
 
@@ -117,5 +117,47 @@ impl Writer<'_> {
         if self.spare.len() < DEPTH {
             self.spare.push(buffer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crossbeam_channel::bounded;
+
+    use super::super::super::Stop;
+    use super::super::super::memory::Memory;
+    use super::super::super::progress::Progress;
+    use super::*;
+
+    #[test]
+    fn no_piece_is_written_once_another_writer_has_failed() {
+        let (memory, stop, progress) = (Memory::new(8192), Stop::default(), Progress::none());
+        let patience = Duration::from_secs(10);
+        let import = Import {
+            target: &memory,
+            size_bytes: 8192,
+            block_bytes: 512,
+            empty: true,
+            is_first: true,
+            patience,
+            stop: &stop,
+            progress: &progress,
+        };
+        let port = Lasting::connect(&memory, patience, &stop).unwrap();
+        let (pieces, work) = bounded(1);
+        pieces.send(Piece::Data { offset: 0, data: vec![1; 512] }).unwrap();
+        let (count, failed) = (AtomicU64::new(0), AtomicBool::new(true));
+        let writer = Writer {
+            import: &import,
+            port,
+            file: None,
+            written_bytes: &count,
+            spare: Vec::new(),
+            failed: &failed,
+        };
+        assert!(matches!(writer.run(&work), Err(Failure::Peer)));
+        assert_eq!((memory.requests(), work.len()), (0, 1));
     }
 }
