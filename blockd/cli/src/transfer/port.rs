@@ -120,7 +120,7 @@ pub(crate) struct Lasting<'a> {
 struct Sent {
     number: u64,
     request: Request,
-    /// Since when it waits for an answer: the daemon was not away in this time.
+    /// Since when it waits for an answer, without the time in which the daemon was away.
     clock: Clock,
 }
 

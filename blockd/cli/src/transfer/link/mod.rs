@@ -66,7 +66,7 @@ const BEGIN: Duration = Duration::from_secs(10);
 /// Longest silence.
 const SILENCE: Duration = Duration::from_secs(60);
 /// The same of a receiver. While its pool is full it reads nothing, for its --reconnect of 60 s and
-/// an answer's 30 s, and has to refuse before.
+/// the 30 s that an answer may take, and has to refuse before.
 const RECEIVER_SILENCE: Duration = Duration::from_secs(180);
 /// Seconds that a connection may be silent before the kernel looks whether the other host is there,
 /// seconds until it looks again, and how many times it does: a wait for the first answer has no
