@@ -185,6 +185,8 @@ fn a_transfer_that_is_interrupted_has_the_exit_code_of_that() {
         assert!(clock.elapsed() < cli_support::LIMIT, "{}", daemon.log());
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
+    // Its input goes on: a wait would end it.
+    let _input = import.stdin.take();
     signal(&import, "INT");
     assert_eq!(import.wait().unwrap().code(), Some(130));
     assert_eq!(daemon.json(&["list"])["volumes"], json!([]));
