@@ -6,11 +6,16 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use blockd_bench::pump::driver::{self, Driver};
 use blockd_bench::ring::Ring;
+use blockd_testkit::clock::Clock;
 
 const SIZE: u64 = 32 << 20;
+/// In which the IO of an owner that has ended ends as well. An owner gives up after 5 seconds, for
+/// which a busy disk is enough.
+const LIMIT: Duration = Duration::from_secs(120);
 
 struct Pool {
     path: PathBuf,
@@ -42,17 +47,34 @@ impl Drop for Pool {
     }
 }
 
-fn start_owner(path: &Path) -> Child {
+/// Tries again while the former owner's IO has not ended.
+fn once_free<T>(own: impl Fn() -> Result<T, String>) -> T {
+    let clock = Clock::start();
+    loop {
+        match own() {
+            Ok(owned) => return owned,
+            Err(said) => {
+                assert!(said.contains("another owner") && clock.elapsed() < LIMIT, "{said}");
+            }
+        }
+    }
+}
+
+fn start_owner(path: &Path) -> Result<Child, String> {
     let mut child = Command::new(env!("CARGO_BIN_EXE_owner"))
         .arg(path)
         .arg(SIZE.to_string())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    assert_eq!(line, "owner\n");
-    child
+    if line == "owner\n" {
+        return Ok(child);
+    }
+    let output = child.wait_with_output().unwrap();
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 #[test]
@@ -62,17 +84,17 @@ fn a_living_owner_excludes_all_others() {
     let said = pool.open().unwrap_err();
     assert!(said.contains("another owner"), "{said}");
     first.close().unwrap();
-    pool.open().unwrap().close().unwrap();
+    once_free(|| pool.open()).close().unwrap();
 }
 
 #[test]
 fn a_killed_owner_is_followed_when_its_io_has_ended() {
     let pool = Pool::new("killed");
     for _ in 0..20 {
-        let mut child = start_owner(&pool.path);
+        let mut child = once_free(|| start_owner(&pool.path));
         child.kill().unwrap();
         // The lock is waited for; everything that the owner had on its way has ended then.
-        let driver = pool.open().unwrap();
+        let driver = once_free(|| pool.open());
         child.wait().unwrap();
         driver.close().unwrap();
     }
