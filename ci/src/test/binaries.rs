@@ -65,7 +65,8 @@ pub(super) fn run(root: &Path, environment: &[(&str, &Path)]) -> Result<String> 
             println!("     Running {}", binary.program.display());
             print!("{}", String::from_utf8_lossy(&text));
             printed.0.push_str(&String::from_utf8_lossy(&text));
-            printed.1.extend(result.err().map(|error| format!("{error:#}")));
+            let failures = failures(&String::from_utf8_lossy(&text));
+            printed.1.extend(result.err().map(|error| format!("{error:#}\n{failures}")));
         }
     };
     std::thread::scope(|scope| {
@@ -99,6 +100,22 @@ impl Binary {
     }
 }
 
+/// The failed tests of an output, and how what each printed begins, which is mostly its panic: the
+/// rest of the output may be cut from a log.
+fn failures(output: &str) -> String {
+    /// An empty line, where it panicked, and the two sides of a comparison.
+    const LINES: usize = 6;
+
+    let lines: Vec<&str> = output.lines().collect();
+    let begin = |line: &str| line.starts_with("---- ") && line.ends_with(" stdout ----");
+    let begins = lines.iter().enumerate().filter(|(_, line)| begin(line));
+    begins
+        .map(|(at, _)| {
+            lines[at..].iter().take(LINES).fold(String::new(), |text, line| text + line + "\n")
+        })
+        .collect()
+}
+
 /// Parses a line of cargo's output; returns the built program if it has tests.
 fn binary(line: &str) -> Option<Binary> {
     let message: Value = serde_json::from_str(line).ok()?;
@@ -121,6 +138,17 @@ mod tests {
         let mut all = ["nbd-1a", "extend-2b", "extend_codec-3c", "ublk-4d"].map(binary);
         all.sort_by_key(Binary::turn);
         assert_eq!(all, ["ublk-4d", "extend-2b", "nbd-1a", "extend_codec-3c"].map(binary));
+    }
+
+    #[test]
+    fn failed_tests_are_named_with_their_panics() {
+        let output = "running 2 tests\ntest a ... ok\ntest b ... FAILED\n\nfailures:\n\n\
+            ---- b stdout ----\n\nthread 'b' panicked at b.rs:1:1:\nassertion failed\n  left: 1\n \
+            right: 2\nnote: run\n\n\nfailures:\n    b\n";
+        let expected = "---- b stdout ----\n\nthread 'b' panicked at b.rs:1:1:\nassertion failed\n  \
+            left: 1\n right: 2\n";
+        assert_eq!(failures(output), expected);
+        assert_eq!(failures("running 1 test\ntest a ... ok\n"), "");
     }
 
     #[test]
