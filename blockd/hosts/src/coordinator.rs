@@ -25,6 +25,23 @@ pub struct Device {
     pub path: PathBuf,
 }
 
+/// A cell, and the keys of hosts beside it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// The cell.
+    pub cell: Cell,
+    /// The key of each host, as it was last published.
+    pub keys: Vec<Key>,
+}
+
+impl Seen {
+    /// The key of a host, if it has published one.
+    #[must_use]
+    pub fn key_of(&self, host: HostNumber) -> Option<Key> {
+        self.keys.iter().copied().find(|key| key.host() == host)
+    }
+}
+
 /// Leases and directory of one group of cells. Every call blocks, within a limit of time, and ends
 /// in the same state if it is repeated after a failure or a crash.
 pub trait Coordinator: Send + Sync {
@@ -40,6 +57,15 @@ pub trait Coordinator: Send + Sync {
     /// If the directory can't be read.
     fn cell(&self, name: &CellName) -> Result<Option<Cell>, HostsError> {
         Ok(self.cells()?.into_iter().find(|cell| cell.name == *name))
+    }
+
+    /// The same, with the keys of hosts. They are read before the cell's lease is.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    fn look_at(&self, name: &CellName) -> Result<Option<Seen>, HostsError> {
+        let keys = self.keys()?;
+        Ok(self.cell(name)?.map(|cell| Seen { cell, keys }))
     }
 
     /// The cell whose device this path is. Looks at nothing.
@@ -137,6 +163,15 @@ pub trait Coordinator: Send + Sync {
     /// [`HostsError::Held`] while another host has it, also one that is dead and not yet counted as
     /// dead.
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError>;
+
+    /// The same, with the keys that hosts have once this host has the lease.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`], and if the keys can't be read: then this host has the lease.
+    fn acquire_and_look(&self, name: &CellName) -> Result<Seen, HostsError> {
+        let cell = self.acquire(name)?;
+        Ok(Seen { cell, keys: self.keys()? })
+    }
 
     /// Ends the lease of a host that this host was the one to fence, so that no call has to wait
     /// until it expires. Nothing is changed where the lease is not this owner's.

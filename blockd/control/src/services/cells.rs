@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
-use blockd_hosts::{Cell, CellName, Coordinator, Holder, HostsError, Key, Space};
+use blockd_hosts::{Cell, CellName, Coordinator, Holder, HostsError, Key, Seen, Space};
 use blockd_mapper::error::MapperError;
 use blockd_media::error::{Error, shown};
 use blockd_media::units::{from_wire, to_wire};
@@ -191,6 +191,16 @@ impl Control {
     ) -> Result<Option<Cell>, Error> {
         let name = name.clone();
         self.coordinate(group, move |leases| leases.cell(&name)).await
+    }
+
+    /// The same, with the keys of hosts.
+    pub(super) async fn look_at_cell(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+    ) -> Result<Option<Seen>, Error> {
+        let name = name.clone();
+        self.coordinate(group, move |leases| leases.look_at(&name)).await
     }
 
     /// Runs a call of the coordinator.
@@ -387,7 +397,7 @@ impl Control {
         let found = match found.holder {
             Holder::This => found,
             _ if asked.force && is_obtainable(&group, &found) => {
-                self.acquire_cell(&group, &name, None).await?
+                self.acquire_cell(&group, &name, None).await?.cell
             }
             _ => {
                 let held = self.acquire_unmade(&group, &found).await?;

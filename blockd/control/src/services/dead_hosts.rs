@@ -403,14 +403,15 @@ impl HostCall<'_> {
     async fn free_new_cell(&self, name: &CellName, key: Option<Key>) -> Result<(), Error> {
         let (control, group) = (self.control, &self.group);
         let _one = control.lock_cell(group, name).await;
-        let found = control.find_cell(group, name).await?;
-        match found.filter(|found| found.is_new).map(|found| found.holder) {
-            Some(Holder::Other(owner)) if owner.host == self.host => {
-                control.take_from(group, name, owner, key).await?;
+        let seen = control.look_at_cell(group, name).await?.filter(|seen| seen.cell.is_new);
+        let Some(seen) = seen else { return Ok(()) };
+        match seen.cell.holder {
+            Holder::Other(owner) if owner.host == self.host => {
+                control.take_from(group, &seen, owner, key).await?;
             }
             // An earlier call was interrupted behind the lease.
-            Some(Holder::This | Holder::Free) => {}
-            _ => return Ok(()),
+            Holder::This | Holder::Free => {}
+            Holder::Other(_) | Holder::Unknown(_) => return Ok(()),
         }
         control.give_back(group, name).await
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
-use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner};
+use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner, Seen};
 use blockd_mapper::format::superblock::Superblock;
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
@@ -90,18 +90,19 @@ impl Control {
         }
         let _one = self.lock_cell(&group, &name).await;
         self.join_group(&group).await?;
-        let found = self.find_cell(&group, &name).await?;
-        let found = found.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
-        self.refuse_other_pool(&group, &name, Some(&found))?;
-        if found.holder == Holder::This && self.is_open(&found) {
-            self.remember_cell(&found).await?;
-            let cell = Some(self.describe_cell(&group, &found));
+        let seen = self.look_at_cell(&group, &name).await?;
+        let seen = seen.ok_or_else(|| Error::not_found("cell", name.as_str()))?;
+        let found = &seen.cell;
+        self.refuse_other_pool(&group, &name, Some(found))?;
+        if found.holder == Holder::This && self.is_open(found) {
+            self.remember_cell(found).await?;
+            let cell = Some(self.describe_cell(&group, found));
             return Ok(Some(v1::TakeCellResponse { cell, ..Default::default() }));
         }
         if found.is_new {
-            return Err(unmade(&group, &found));
+            return Err(unmade(&group, found));
         }
-        let from = fenced_owner(&group, &found, &asked)?;
+        let from = fenced_owner(&group, found, &asked)?;
         let mut former = 0;
         if let (None, Holder::Other(owner)) = (from, &found.holder)
             && owner.host != group.host()
@@ -113,8 +114,8 @@ impl Control {
         let is_noted = from.is_none() && group.member().was_free(&name);
         let was_free = found.holder == Holder::Free || former != 0 || is_noted;
         let cell = match from {
-            Some(owner) => self.take_from(&group, &name, owner, fenced).await?,
-            None => self.take_free(&group, &found, was_free, fenced).await?,
+            Some(owner) => self.take_from(&group, &seen, owner, fenced).await?,
+            None => self.take_free(&group, found, was_free, fenced).await?,
         };
         let Some(log_changes) = self.open_taken(&group, &cell, was_free).await? else {
             return Ok(None);
@@ -149,7 +150,7 @@ impl Control {
             }
         })
         .await?;
-        let cell = self.acquire_cell(group, &found.name, None).await?;
+        let cell = self.acquire_cell(group, &found.name, None).await?.cell;
         if let (Some(key), Holder::Free) = (fenced, &found.holder) {
             self.refuse_returned(group, &found.name, key).await?;
         }
@@ -214,40 +215,37 @@ impl Control {
         handed.map(drop).map_err(|status| super::standby::refused(host, &status))
     }
 
-    /// Fences the host that has a cell, as its lease names it, then takes the lease. `only`: no
-    /// other incarnation of that host. The takeover is noted before a lease is changed, so that the
-    /// next call goes on wherever this one ends.
+    /// Fences the host that has a cell, as its lease named it when it was looked at, then takes the
+    /// lease. `only`: no other incarnation of that host. The takeover is noted before a lease is
+    /// changed, so that the next call goes on wherever this one ends.
     pub(super) async fn take_from(
         &self,
         group: &Arc<Group>,
-        name: &CellName,
+        seen: &Seen,
         owner: Owner,
         only: Option<Key>,
     ) -> Result<Cell, Error> {
-        let key = match (self.present_key(group, owner.host).await?, only) {
+        let name = &seen.cell.name;
+        let key = match (seen.key_of(owner.host), only) {
             // In the second case it was fenced before, and another host has forgotten it since.
             (Some(key), _) | (None, Some(key)) => key,
             (None, None) => self.key_of(group, owner.host).await?,
         };
         refuse_other_key(only, Some(key))?;
-        // The cell may have changed hands since it was looked at.
-        let found = self.find_cell(group, name).await?;
-        if found.is_none_or(|found| found.holder != Holder::Other(owner)) {
-            let problem = "has changed hands meanwhile: nothing was done, try again";
-            return Err(Error::in_use(format!("cell {name}"), problem));
-        }
         let fenced = self.fence_host(group, key).await?;
-        // A host may come back between a fence and what follows it.
-        refuse_other_key(only, self.present_key(group, owner.host).await?)?;
+        if only.is_some() {
+            // A host may come back between a fence and what follows it.
+            refuse_other_key(only, self.present_key(group, owner.host).await?)?;
+        }
         self.note_taking(group, name, Some(key)).await?;
         if fenced.is_ours {
             // Another host that has fenced it may be taking this cell: then its lease decides.
             let cell = name.clone();
             self.coordinate(group, move |leases| leases.free(&cell, owner)).await?;
         }
-        let cell = self.acquire_cell(group, name, Some((owner, fenced))).await?;
-        self.settle_fence(group, name, key, fenced).await?;
-        Ok(cell)
+        let taken = self.acquire_cell(group, name, Some((owner, fenced))).await?;
+        self.settle_fence(group, &taken, key, fenced).await?;
+        Ok(taken.cell)
     }
 
     /// Looks, once the lease of a cell was taken, whether the host which had it has come back with
@@ -259,11 +257,12 @@ impl Control {
     async fn settle_fence(
         &self,
         group: &Arc<Group>,
-        name: &CellName,
+        taken: &Seen,
         key: Key,
         fenced: Fenced,
     ) -> Result<(), Error> {
-        match self.present_key(group, key.host()).await? {
+        let name = &taken.cell.name;
+        match taken.key_of(key.host()) {
             Some(present) if present != key => {
                 if !fenced.is_ours || !group.has_keys() {
                     return self.leave_to(group, name, key.host()).await;
@@ -410,22 +409,23 @@ impl Control {
         Ok(fenced)
     }
 
-    /// Takes the lease of a cell. That of a host which was fenced, `of`, is waited for. Where
-    /// another host was faster, the note that the cell is being taken stays if this host has ended
-    /// the former lease: the other one may be without a note, and can't open the cell then.
+    /// Takes the lease of a cell, and looks at the keys then. The lease of a host that was fenced,
+    /// `of`, is waited for. Where another host was faster, the note that the cell is being taken
+    /// stays if this host has ended the former lease: the other one may be without a note, and
+    /// can't open the cell then.
     pub(super) async fn acquire_cell(
         &self,
         asked: &Arc<Group>,
         name: &CellName,
         of: Option<(Owner, Fenced)>,
-    ) -> Result<Cell, Error> {
+    ) -> Result<Seen, Error> {
         let clock = Clock::start();
         // Another host may have been faster.
         let is_its = |by: Option<HostNumber>| by.is_none() || by == of.map(|(owner, _)| owner.host);
         loop {
             let cell = name.clone();
             let group = Arc::clone(asked);
-            let taken = blocking(move || Ok(group.coordinator().acquire(&cell))).await?;
+            let taken = blocking(move || Ok(group.coordinator().acquire_and_look(&cell))).await?;
             let waits = of.is_some() && clock.elapsed() < LEASE_WAIT;
             match taken {
                 Err(HostsError::Held { by, .. }) if waits && is_its(by) => {}

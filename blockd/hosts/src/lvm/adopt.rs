@@ -9,7 +9,7 @@ use crate::cell::CellName;
 use crate::error::HostsError;
 
 use super::command::Refusal;
-use super::{Lvm, lease, volume_name};
+use super::{Lvm, VOLUME_FIELDS, lease, report, volume_name};
 
 /// Has LVM's command take over the locks that it needs.
 const ADOPT: [&str; 2] = ["--lockopt", "adopt"];
@@ -35,9 +35,9 @@ impl Lvm {
         self.again(|| self.commands.run(name, words), || self.rejoin() && self.adopt(cell))
     }
 
-    /// The report of all logical volumes.
-    pub(super) fn report(&self) -> Result<String, Refusal> {
-        self.again(|| self.volumes_report(&[]), || self.rejoin())
+    /// The same for a report of logical volumes.
+    pub(super) fn report(&self, words: &[&str]) -> Result<String, Refusal> {
+        self.again(|| self.commands.run_locked("lvs", words), || self.rejoin())
     }
 
     fn again(
@@ -68,7 +68,9 @@ impl Lvm {
         }
         // A report takes over a lock that is shared with others, a change one that is not.
         let words = [&["--yes", "--deltag", NO_TAG], &ADOPT[..], &[&self.name]].concat();
-        self.volumes_report(&ADOPT).is_ok() || self.commands.run("vgchange", &words).is_ok()
+        let report = [&ADOPT[..], &report::words(VOLUME_FIELDS, &self.name)].concat();
+        self.commands.run_locked("lvs", &report).is_ok()
+            || self.commands.run("vgchange", &words).is_ok()
     }
 
     /// Has lvmlockd take over the lease of a cell, if it is an orphan. False if it can't.

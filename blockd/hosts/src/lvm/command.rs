@@ -112,7 +112,12 @@ impl Commands {
             let command = std::iter::once(name).chain(words.iter().copied());
             Refusal { command: command.collect::<Vec<_>>().join(" "), problem }
         };
-        match (self.0)(name, words) {
+        let ended = (self.0)(name, words);
+        if let Ok(ended) = &ended {
+            let (words, status) = (words.join(" "), ended.status.and_then(|status| status.code()));
+            tracing::debug!(program = name, words, status, took_ms = ended.took.as_millis(), "ran");
+        }
+        match ended {
             Ok(Ended { status: Some(status), output, errors, .. }) if status.success() => {
                 match refuses(&errors) {
                     true => Err(refusal(Problem::Unlocked(errors))),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use crate::cell::{Cell, CellName, Holder, HostNumber, Owner};
-use crate::coordinator::{Coordinator, Device, Space};
+use crate::coordinator::{Coordinator, Device, Seen, Space};
 use crate::error::HostsError;
 use crate::fence::Key;
 
@@ -34,6 +34,9 @@ const NODE_TAG: &str = "blockd.node.";
 const MAX_ADDRESS: usize = 512;
 /// Sanlock keeps leases in its own logical volume, which LVM makes with the group.
 const LOCK_VOLUME: &str = "lvmlock";
+
+/// The fields of a report of logical volumes.
+const VOLUME_FIELDS: &str = "lv_name,lv_uuid,lv_size,lv_active_locally,lv_path,lv_lockargs,lv_tags";
 
 /// A shared volume group.
 #[derive(Debug)]
@@ -94,22 +97,29 @@ impl Lvm {
     }
 
     fn volumes(&self) -> Result<Vec<Volume>, HostsError> {
-        let text = self.report().map_err(|refusal| self.group_error(refusal))?;
+        let text = self.report(&report::words(VOLUME_FIELDS, &self.name));
+        let text = text.map_err(|refusal| self.group_error(refusal))?;
         report::volumes(&text).map_err(|problem| self.unreadable("lvs", problem))
     }
 
-    /// With more words for LVM.
-    fn volumes_report(&self, more: &[&str]) -> Result<String, Refusal> {
-        let fields = "lv_name,lv_uuid,lv_size,lv_active_locally,lv_path,lv_lockargs,lv_tags";
-        let words = [more, &report::words(fields, &self.name)].concat();
-        self.commands.run_locked("lvs", &words)
+    /// A cell's logical volume with the tags of its group: each command takes the group's lock, and
+    /// a takeover waits for all of them.
+    fn found_volume(&self, name: &CellName) -> Result<Option<Volume>, HostsError> {
+        let wanted = volume_name(name);
+        let (select, fields) = (format!("lv_name={wanted}"), format!("{VOLUME_FIELDS},vg_tags"));
+        let words = [&["--select", &select], &report::words(&fields, &self.name)[..]].concat();
+        let text = self.report(&words).map_err(|refusal| self.group_error(refusal))?;
+        let volumes = report::volumes(&text).map_err(|problem| self.unreadable("lvs", problem))?;
+        Ok(volumes.into_iter().find(|one| one.name == wanted))
     }
 
     fn volume(&self, name: &CellName) -> Result<Volume, HostsError> {
-        let wanted = volume_name(name);
-        let found = self.volumes()?.into_iter().find(|one| one.name == wanted);
         let (cell, group) = (name.clone(), self.name.clone());
-        found.ok_or(HostsError::NotFound { cell, group })
+        self.found_volume(name)?.ok_or(HostsError::NotFound { cell, group })
+    }
+
+    fn seen(&self, name: &CellName, volume: Volume) -> Seen {
+        Seen { keys: keys(&volume.group_tags), cell: self.found(name.clone(), volume) }
     }
 
     /// Has the group this tag in place of those that `own` finds.
@@ -309,9 +319,11 @@ impl Coordinator for Lvm {
     }
 
     fn cell(&self, name: &CellName) -> Result<Option<Cell>, HostsError> {
-        let wanted = volume_name(name);
-        let found = self.volumes()?.into_iter().find(|volume| volume.name == wanted);
-        Ok(found.map(|volume| self.found(name.clone(), volume)))
+        Ok(self.look_at(name)?.map(|seen| seen.cell))
+    }
+
+    fn look_at(&self, name: &CellName) -> Result<Option<Seen>, HostsError> {
+        Ok(self.found_volume(name)?.map(|volume| self.seen(name, volume)))
     }
 
     fn confirm(&self, name: &CellName) -> Result<(), HostsError> {
@@ -345,12 +357,16 @@ impl Coordinator for Lvm {
     }
 
     fn acquire(&self, name: &CellName) -> Result<Cell, HostsError> {
+        Ok(self.acquire_and_look(name)?.cell)
+    }
+
+    fn acquire_and_look(&self, name: &CellName) -> Result<Seen, HostsError> {
         // Of a device that is there already, LVM does not read the table anew.
         self.confirm_lease(name)?;
         let path = self.path(name);
         let taken = self.run_on(name, "lvchange", &["-aey", &path]);
         taken.map_err(|refusal| self.cell_error(refusal, name))?;
-        Ok(self.found(name.clone(), self.volume(name)?))
+        Ok(self.seen(name, self.volume(name)?))
     }
 
     fn free(&self, name: &CellName, of: Owner) -> Result<(), HostsError> {

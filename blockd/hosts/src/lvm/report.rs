@@ -28,6 +28,8 @@ pub(super) struct Volume {
     pub(super) path: PathBuf,
     pub(super) lock_args: String,
     pub(super) tags: Vec<String>,
+    /// The tags of its group; none where they were not asked for.
+    pub(super) group_tags: Vec<String>,
 }
 
 /// Arguments of a report of these fields, for one group.
@@ -71,6 +73,8 @@ struct VolumeRow {
     lv_path: String,
     lv_lockargs: String,
     lv_tags: String,
+    #[serde(default)]
+    vg_tags: String,
 }
 
 /// Reads what `vgs` printed for one group.
@@ -103,6 +107,7 @@ pub(super) fn volumes(text: &str) -> Result<Vec<Volume>, String> {
             path: PathBuf::from(row.lv_path),
             lock_args: row.lv_lockargs,
             tags: tags(&row.lv_tags),
+            group_tags: tags(&row.vg_tags),
         })
     };
     rows.into_iter().map(volume).collect()

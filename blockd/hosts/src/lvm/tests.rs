@@ -137,6 +137,31 @@ fn cells_are_those_volumes_that_have_the_prefix_and_their_leases_say_who_has_the
 }
 
 #[test]
+fn one_report_shows_a_cell_and_the_keys_of_hosts() {
+    const ONE: &str = r#"{"report":[{"lv":[
+      {"lv_name":"cell-two","lv_uuid":"a-b-c","lv_size":"8388608","lv_active_locally":"",
+       "lv_path":"/dev/san/cell-two","lv_lockargs":"1.0.0:70254592","lv_tags":"",
+       "vg_tags":"blockd.key.1.0xb1000100000007,site,blockd.key.2.0xb1000200000009"}]}]}"#;
+    let (lvm, lines) = group(&[("lvs", ONE), ("sanlock", LEADER), ("lvchange", "")], "");
+    let seen = lvm.look_at(&cell("two")).unwrap().unwrap();
+    let owner = Owner { host: HostNumber(2), generation: 3 };
+    assert_eq!(seen.cell.holder, Holder::Other(owner));
+    assert_eq!(seen.key_of(HostNumber(2)), Some(Key::new(HostNumber(2), 9)));
+    assert_eq!(seen.key_of(HostNumber(3)), None);
+    // The lease is read after the keys: a host publishes its key before it takes a lease.
+    let programs = || {
+        let lines = std::mem::take(&mut *lines.lock());
+        Vec::from_iter(lines.iter().map(|line| line.split(' ').next().unwrap().to_owned()))
+    };
+    assert!(lines.lock()[0].starts_with("lvs --select lv_name=cell-two "), "{lines:?}");
+    assert_eq!(programs(), ["lvs", "sanlock"]);
+    let seen = lvm.acquire_and_look(&cell("two")).unwrap();
+    assert_eq!(seen.keys, [Key::new(HostNumber(1), 7), Key::new(HostNumber(2), 9)]);
+    assert_eq!(programs(), ["dmsetup", "lvchange", "lvs", "sanlock"]);
+    assert_eq!(lvm.look_at(&cell("one")).unwrap(), None);
+}
+
+#[test]
 fn what_lvm_says_is_understood() {
     let held = "LV locked by other host: san/cell-two\n  Failed to lock logical volume.";
     let (lvm, _) = group(&[("lvs", VOLUMES), ("sanlock", LEADER)], held);
