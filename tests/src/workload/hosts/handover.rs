@@ -13,7 +13,7 @@ use super::rounds::Part;
 pub fn handover(part: &Part) -> Result<String> {
     let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
-    let (mut owner, mut slowest) = (0, 0.0_f64);
+    let (mut owner, mut waits) = (0, part.waits()?);
     part.each(|round, _| {
         // Each round writes other bytes, without a flush at the end.
         let stamp = round + 1;
@@ -21,14 +21,13 @@ pub fn handover(part: &Part) -> Result<String> {
         let released = lab.hosts[owner].seconds("blockd cell release vg/one")?;
         owner = 1 - owner;
         let taken = lab.hosts[owner].seconds("blockd cell take vg/one")?;
-        slowest = slowest.max(released + taken);
+        waits.push(released + taken)?;
         lab.hosts[owner].ok(&format!("attach && blocks $VOLUME verify {stamp} && detach"))?;
         Ok(())
     })?;
     lab.end()?;
     Ok(format!(
-        "{} hand-overs, every answered write there; slowest release and take together \
-         {slowest:.1} s",
+        "{} hand-overs, every answered write there; release and take together: {waits}",
         part.rounds
     ))
 }
