@@ -86,6 +86,9 @@ pub fn run(run: &Run) -> Result<String> {
 /// As [`run`].
 pub fn inside(seconds: u64, form: Form, until_cut: bool, seed: u64) -> Result<()> {
     let short = form == Form::Short;
+    if short {
+        guest::derive_keys_with_less_memory()?;
+    }
     let mut rig = boot(until_cut)?;
     if until_cut {
         return reboot::before(&rig);

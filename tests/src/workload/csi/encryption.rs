@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use blockd_csi::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use blockd_csi::proto::{CreateSnapshotRequest, DeleteSnapshotRequest, VolumeContentSource};
 use blockd_testkit::clock::Clock;
+use memchr::memmem::{self, Finder};
 use nix::fcntl::OFlag;
 use tonic::Code;
 
@@ -116,15 +117,7 @@ fn watch(over: &AtomicBool, looks: &AtomicU64) -> Result<()> {
 }
 
 fn contains(bytes: &[u8], part: &[u8]) -> bool {
-    let first = part[0];
-    let mut rest = bytes;
-    while let Some(at) = rest.iter().position(|&byte| byte == first) {
-        if rest[at..].starts_with(part) {
-            return true;
-        }
-        rest = &rest[at + 1..];
-    }
-    false
+    memmem::find(bytes, part).is_some()
 }
 
 fn secrets(pairs: &[(&str, &str)]) -> HashMap<String, String> {
@@ -387,6 +380,7 @@ fn on_media(texts: &[&str]) -> Result<Vec<usize>> {
     let disk = options.open("/dev/vda").context("opening the pool's disk")?;
     let (mut buffer, mut at) = (Buffer::default(), 0);
     let mut counts = vec![0; texts.len()];
+    let finders: Vec<_> = texts.iter().map(|text| Finder::new(text.as_bytes())).collect();
     // Most of the disk was never written.
     let zeroes = vec![0; READ_BYTES];
     loop {
@@ -400,8 +394,8 @@ fn on_media(texts: &[&str]) -> Result<Vec<usize>> {
             continue;
         }
         for page in read.chunks(PAGE).filter(|page| *page != &zeroes[..PAGE]) {
-            for (text, found) in texts.iter().zip(&mut counts) {
-                *found += usize::from(contains(page, text.as_bytes()));
+            for (finder, found) in finders.iter().zip(&mut counts) {
+                *found += usize::from(finder.find(page).is_some());
             }
         }
     }
