@@ -47,19 +47,6 @@ impl Awaited {
         });
         Self { pieces, piece: Vec::new(), taken: 0, stop: Arc::clone(stop) }
     }
-
-    fn check(&self) -> io::Result<()> {
-        self.stop.check().map_err(|error| io::Error::other(error.to_string()))
-    }
-
-    /// The end of the input, unless what ended its writer ends us as well: Ctrl-C goes to all
-    /// programs of a pipeline, and the end of the writer's output may be here before it. An input
-    /// that was cut off so would count as a whole one.
-    fn end(&self) -> io::Result<usize> {
-        std::thread::sleep(STOP_WAIT);
-        self.check()?;
-        Ok(0)
-    }
 }
 
 impl Read for Awaited {
@@ -68,14 +55,14 @@ impl Read for Awaited {
             return Ok(0);
         }
         while self.taken == self.piece.len() {
-            self.check()?;
+            self.stop.check().map_err(|error| io::Error::other(error.to_string()))?;
             match self.pieces.recv_timeout(STOP_WAIT) {
                 Ok(piece) => (self.piece, self.taken) = (piece?, 0),
                 Err(RecvTimeoutError::Timeout) => continue,
                 Err(RecvTimeoutError::Disconnected) => return Ok(0),
             }
             if self.piece.is_empty() {
-                return self.end();
+                return Ok(0);
             }
         }
         let rest = &self.piece[self.taken..];
@@ -115,33 +102,6 @@ mod tests {
         let stop = Arc::<Stop>::default();
         let mut input = Awaited::new(|| Ok(reader), &stop);
         stop.set();
-        assert!(input.read(&mut [0]).unwrap_err().to_string().contains("interrupted"));
-    }
-
-    #[test]
-    fn an_input_that_ends_as_it_is_stopped_is_not_taken_for_a_whole_one() {
-        /// Ends as a pipe does whose writer was interrupted: our own signal is seen last.
-        struct CutOff(Arc<Stop>);
-
-        impl Read for CutOff {
-            fn read(&mut self, _into: &mut [u8]) -> io::Result<usize> {
-                let stop = Arc::clone(&self.0);
-                std::thread::spawn(move || {
-                    std::thread::sleep(STOP_WAIT / 10);
-                    stop.set();
-                });
-                Ok(0)
-            }
-        }
-
-        let stop = Arc::<Stop>::default();
-        let mut input = Awaited::new(
-            {
-                let stop = Arc::clone(&stop);
-                move || Ok(CutOff(stop))
-            },
-            &stop,
-        );
         assert!(input.read(&mut [0]).unwrap_err().to_string().contains("interrupted"));
     }
 }

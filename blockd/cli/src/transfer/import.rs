@@ -220,7 +220,7 @@ impl Feed<'_> {
             let read = match buffers.recv_timeout(STOP_WAIT) {
                 Ok(read) => read,
                 Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => return Ok(offset),
+                Err(RecvTimeoutError::Disconnected) => break,
             };
             let buffer = read.map_err(|source| Error::io("reading standard input", source))?;
             let len = buffer.len() as u64;
@@ -231,6 +231,11 @@ impl Feed<'_> {
             self.send(Piece::Data { offset, data: self.import.padded(buffer) })?;
             offset += len;
         }
+        // Ctrl-C goes to all programs of a pipeline, and the end of the writer's output may be here
+        // before the signal. An input that was cut off so is not a whole one.
+        std::thread::sleep(STOP_WAIT);
+        self.import.stop.check()?;
+        Ok(offset)
     }
 
     fn records(&mut self, mut records: Records) -> Result<(), Failure> {
@@ -320,6 +325,7 @@ fn next_data(file: &File, offset: u64, size_bytes: u64) -> io::Result<std::ops::
 mod tests {
     use std::io::Cursor;
     use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
 
     use super::super::memory::Memory;
     use super::*;
@@ -472,6 +478,35 @@ mod tests {
             progress: &progress,
         };
         let source = Source::Stream(Box::new(Cursor::new(pattern(4096))));
+        assert_eq!(import.run(source).unwrap_err().to_string(), "transfer: interrupted");
+    }
+
+    #[test]
+    fn a_stream_that_ends_as_it_is_stopped_is_not_taken_for_a_whole_one() {
+        /// Ends as a pipe does whose writer was interrupted: our own signal is seen last.
+        struct CutOff(Arc<Stop>);
+
+        impl Read for CutOff {
+            fn read(&mut self, _into: &mut [u8]) -> io::Result<usize> {
+                std::thread::sleep(STOP_WAIT / 10);
+                self.0.set();
+                Ok(0)
+            }
+        }
+
+        let memory = Memory::new(1 << 20);
+        let (stop, progress) = (Arc::<Stop>::default(), Progress::none());
+        let import = Import {
+            target: &memory,
+            size_bytes: 1 << 20,
+            block_bytes: 512,
+            empty: true,
+            is_first: true,
+            patience: Duration::ZERO,
+            stop: &stop,
+            progress: &progress,
+        };
+        let source = Source::Stream(Box::new(CutOff(Arc::clone(&stop))));
         assert_eq!(import.run(source).unwrap_err().to_string(), "transfer: interrupted");
     }
 }
