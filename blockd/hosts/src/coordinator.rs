@@ -59,7 +59,8 @@ pub trait Coordinator: Send + Sync {
         Ok(self.cells()?.into_iter().find(|cell| cell.name == *name))
     }
 
-    /// The same, with the keys of hosts. They are read before the cell's lease is.
+    /// The same, with the keys of hosts. They are read before the cell's lease is, so that the host
+    /// which has it may have published another key since.
     ///
     /// # Errors
     /// If the directory can't be read.

@@ -231,6 +231,7 @@ fn io(what: &str) -> impl FnOnce(std::io::Error) -> HostsError + use<> {
 
 impl Coordinator for Member {
     fn cells(&self) -> Result<Vec<Cell>, HostsError> {
+        self.array.intervene("cells")?;
         self.with(|state| {
             let cell = |(name, entry)| state.cell(name, entry, self.host);
             Ok(state.cells.iter().map(cell).collect())

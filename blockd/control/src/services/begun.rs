@@ -60,7 +60,7 @@ impl Control {
         if !is_obtainable(group, cell) || self.pool_in(cell).is_some() {
             return Ok(None);
         }
-        let held = self.acquire_cell(group, &cell.name, None).await?.cell;
+        let held = self.acquire_cell(group, &cell.name).await?;
         let is_unmade = match held.is_new {
             true => Ok(true),
             false => self.is_unmade(&held).await,

@@ -397,7 +397,7 @@ impl Control {
         let found = match found.holder {
             Holder::This => found,
             _ if asked.force && is_obtainable(&group, &found) => {
-                self.acquire_cell(&group, &name, None).await?.cell
+                self.acquire_cell(&group, &name).await?
             }
             _ => {
                 let held = self.acquire_unmade(&group, &found).await?;

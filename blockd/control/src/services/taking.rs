@@ -150,7 +150,7 @@ impl Control {
             }
         })
         .await?;
-        let cell = self.acquire_cell(group, &found.name, None).await?.cell;
+        let cell = self.acquire_cell(group, &found.name).await?;
         if let (Some(key), Holder::Free) = (fenced, &found.holder) {
             self.refuse_returned(group, &found.name, key).await?;
         }
@@ -233,17 +233,16 @@ impl Control {
         };
         refuse_other_key(only, Some(key))?;
         let fenced = self.fence_host(group, key).await?;
-        if only.is_some() {
-            // A host may come back between a fence and what follows it.
-            refuse_other_key(only, self.present_key(group, owner.host).await?)?;
-        }
+        // The lease may be of a host that has come back since its key was looked at: this key is
+        // not older than the lease.
+        refuse_other_key(Some(key), self.present_key(group, owner.host).await?)?;
         self.note_taking(group, name, Some(key)).await?;
         if fenced.is_ours {
             // Another host that has fenced it may be taking this cell: then its lease decides.
             let cell = name.clone();
             self.coordinate(group, move |leases| leases.free(&cell, owner)).await?;
         }
-        let taken = self.acquire_cell(group, name, Some((owner, fenced))).await?;
+        let taken = self.acquire_fenced(group, name, owner, fenced).await?;
         self.settle_fence(group, &taken, key, fenced).await?;
         Ok(taken.cell)
     }
@@ -409,30 +408,41 @@ impl Control {
         Ok(fenced)
     }
 
-    /// Takes the lease of a cell, and looks at the keys then. The lease of a host that was fenced,
-    /// `of`, is waited for. Where another host was faster, the note that the cell is being taken
-    /// stays if this host has ended the former lease: the other one may be without a note, and
-    /// can't open the cell then.
+    /// Takes the lease of a cell.
     pub(super) async fn acquire_cell(
+        &self,
+        group: &Arc<Group>,
+        name: &CellName,
+    ) -> Result<Cell, Error> {
+        let name = name.clone();
+        self.coordinate(group, move |leases| leases.acquire(&name)).await
+    }
+
+    /// Takes the lease of a cell from a host that was fenced, and waits for it. The keys are those
+    /// of then. Where another host was faster, the note that the cell is being taken stays if this
+    /// host has ended the former lease: the other one may be without a note, and can't open the
+    /// cell then.
+    async fn acquire_fenced(
         &self,
         asked: &Arc<Group>,
         name: &CellName,
-        of: Option<(Owner, Fenced)>,
+        owner: Owner,
+        fenced: Fenced,
     ) -> Result<Seen, Error> {
         let clock = Clock::start();
         // Another host may have been faster.
-        let is_its = |by: Option<HostNumber>| by.is_none() || by == of.map(|(owner, _)| owner.host);
+        let is_its = |by: Option<HostNumber>| by.is_none_or(|by| by == owner.host);
         loop {
             let cell = name.clone();
             let group = Arc::clone(asked);
             let taken = blocking(move || Ok(group.coordinator().acquire_and_look(&cell))).await?;
-            let waits = of.is_some() && clock.elapsed() < LEASE_WAIT;
+            let waits = clock.elapsed() < LEASE_WAIT;
             match taken {
                 Err(HostsError::Held { by, .. }) if waits && is_its(by) => {}
                 // A dead host may have the lock of the whole group as well.
                 Err(HostsError::Away { .. }) if waits => {}
                 Err(HostsError::Held { cell, by: Some(by) }) => {
-                    if !is_its(Some(by)) && of.is_some_and(|(_, fenced)| !fenced.is_ours) {
+                    if !is_its(Some(by)) && !fenced.is_ours {
                         // The host that was first to fence takes it.
                         self.note_taking(asked, name, None).await?;
                     }

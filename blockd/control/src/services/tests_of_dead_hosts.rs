@@ -495,6 +495,30 @@ async fn a_host_that_comes_back_again_and_again_is_not_fenced_for_ever() {
 }
 
 #[tokio::test]
+async fn a_host_that_has_come_back_since_its_key_was_looked_at_keeps_its_cell() {
+    // Where this host has fenced it before, for another cell, it may end its leases.
+    for was_fenced in [false, true] {
+        let hosts = Hosts::with(&["one", "two"]).await;
+        if was_fenced {
+            hosts.take_by_fence("two").await.unwrap();
+        }
+        let array = hosts.array.clone();
+        // Between the look at the keys and that at the lease.
+        hosts.array.before("cells", move || {
+            Hosts::come_back(&array, Some("one"), 77);
+            true
+        });
+        let error = hosts.take_by_fence("one").await.unwrap_err();
+        assert!(error.message().contains("has come back meanwhile"), "{was_fenced}: {error}");
+        assert!(matches!(hosts.holder("one"), Holder::Other(owner) if owner.host == GONE));
+        let is_member = hosts.array.member(GONE).is_member(Key::new(GONE, 77)).unwrap();
+        assert!(is_member, "{was_fenced}: a host that is back was fenced");
+        let group = hosts.this.control.group(GROUP).unwrap();
+        assert_eq!(group.member().taking(&CellName::parse("one").unwrap()), None);
+    }
+}
+
+#[tokio::test]
 async fn a_takeover_that_ends_behind_the_lease_goes_on_with_the_next_call() {
     for is_back in [false, true] {
         let mut hosts = Hosts::with(&["one"]).await;

@@ -148,7 +148,6 @@ fn one_report_shows_a_cell_and_the_keys_of_hosts() {
     assert_eq!(seen.cell.holder, Holder::Other(owner));
     assert_eq!(seen.key_of(HostNumber(2)), Some(Key::new(HostNumber(2), 9)));
     assert_eq!(seen.key_of(HostNumber(3)), None);
-    // The lease is read after the keys: a host publishes its key before it takes a lease.
     let programs = || {
         let lines = std::mem::take(&mut *lines.lock());
         Vec::from_iter(lines.iter().map(|line| line.split(' ').next().unwrap().to_owned()))
