@@ -16,6 +16,8 @@ const SIZE: u64 = 32 << 20;
 /// In which the IO of an owner that has ended ends as well. An owner gives up after 5 seconds, for
 /// which a busy disk is enough.
 const LIMIT: Duration = Duration::from_secs(120);
+/// An owner waits for at least this long before it gives up.
+const WAIT: Duration = Duration::from_secs(4);
 
 struct Pool {
     path: PathBuf,
@@ -47,14 +49,16 @@ impl Drop for Pool {
     }
 }
 
-/// Tries again while the former owner's IO has not ended.
+/// Tries again while the former owner's IO has not ended, each time after a wait.
 fn once_free<T>(own: impl Fn() -> Result<T, String>) -> T {
     let clock = Clock::start();
     loop {
+        let turn = Clock::start();
         match own() {
             Ok(owned) => return owned,
             Err(said) => {
                 assert!(said.contains("another owner") && clock.elapsed() < LIMIT, "{said}");
+                assert!(turn.elapsed() >= WAIT, "the lock was not waited for");
             }
         }
     }

@@ -100,8 +100,8 @@ impl Binary {
     }
 }
 
-/// The failed tests of an output, and how what each printed begins, which is mostly its panic: the
-/// rest of the output may be cut from a log.
+/// The first lines of each failed test's output, mostly with its panic: the rest may be cut from a
+/// log.
 fn failures(output: &str) -> String {
     /// An empty line, where it panicked, and the two sides of a comparison.
     const LINES: usize = 6;

@@ -40,7 +40,7 @@ pub fn hooks(part: &Part) -> Result<String> {
     lab.end()?;
     Ok(format!(
         "{} hosts declared dead, none while a script failed, and all that was flushed was there; \
-         {waits}",
+         to declare one: {waits}",
         part.rounds
     ))
 }

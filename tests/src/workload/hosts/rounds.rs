@@ -61,13 +61,10 @@ impl Part {
         if self.run.is_short() {
             return Ok(Waits { file: None, seconds: Vec::new() });
         }
-        let text = match done(&counted)? {
-            0 => String::new(),
-            _ => fs::read_to_string(&file).unwrap_or_default(),
-        };
-        if text.is_empty() {
+        if done(&counted)? == 0 || !file.exists() {
             File::create(&file)?;
         }
+        let text = fs::read_to_string(&file)?;
         let seconds = text.lines().map(str::parse).collect::<Result<_, _>>();
         Ok(Waits {
             seconds: seconds.with_context(|| file.display().to_string())?,
@@ -97,7 +94,7 @@ fn done(counted: &Path) -> Result<u64> {
     text.trim().parse().with_context(|| counted.display().to_string())
 }
 
-/// Seconds, one number for each round.
+/// Seconds, one number for each round that came so far, also if it failed afterwards.
 #[derive(Debug)]
 pub(super) struct Waits {
     file: Option<PathBuf>,
@@ -109,7 +106,7 @@ impl Waits {
         self.seconds.push(seconds);
         let Some(file) = &self.file else { return Ok(()) };
         let mut file = File::options().append(true).open(file)?;
-        Ok(writeln!(file, "{seconds:.3}")?)
+        Ok(file.write_all(format!("{seconds:.3}\n").as_bytes())?)
     }
 }
 
