@@ -74,6 +74,10 @@ pub(crate) struct Imported {
     pub(crate) written_bytes: u64,
 }
 
+/// How long after the end of a stream a signal may come that has ended its writer as well: far more
+/// than it takes.
+const SIGNAL_WAIT: Duration = Duration::from_millis(300);
+
 /// Longest range that is made to read as zeroes by one request.
 const MAX_ZERO_BYTES: u64 = 1 << 30;
 
@@ -233,7 +237,7 @@ impl Feed<'_> {
         }
         // Ctrl-C goes to all programs of a pipeline, and the end of the writer's output may be here
         // before the signal. An input that was cut off so is not a whole one.
-        std::thread::sleep(STOP_WAIT);
+        std::thread::sleep(SIGNAL_WAIT);
         self.import.stop.check()?;
         Ok(offset)
     }
@@ -483,14 +487,23 @@ mod tests {
 
     #[test]
     fn a_stream_that_ends_as_it_is_stopped_is_not_taken_for_a_whole_one() {
-        /// Ends as a pipe does whose writer was interrupted: our own signal is seen last.
+        /// Ends as a pipe does whose writer was interrupted: our own signal is seen last, when its
+        /// bytes are written already.
         struct CutOff(Arc<Stop>);
 
         impl Read for CutOff {
             fn read(&mut self, _into: &mut [u8]) -> io::Result<usize> {
-                std::thread::sleep(STOP_WAIT / 10);
-                self.0.set();
                 Ok(0)
+            }
+        }
+
+        impl Drop for CutOff {
+            fn drop(&mut self) {
+                let stop = Arc::clone(&self.0);
+                std::thread::spawn(move || {
+                    std::thread::sleep(STOP_WAIT / 2);
+                    stop.set();
+                });
             }
         }
 
