@@ -344,7 +344,16 @@ mod tests {
         empty: bool,
         progress: &Progress,
     ) -> Result<Imported, Error> {
-        let stop = Stop::default();
+        import_until(&Stop::default(), memory, source, empty, progress)
+    }
+
+    fn import_until(
+        stop: &Stop,
+        memory: &Memory,
+        source: Source,
+        empty: bool,
+        progress: &Progress,
+    ) -> Result<Imported, Error> {
         let import = Import {
             target: memory,
             size_bytes: memory.bytes().len() as u64,
@@ -352,7 +361,7 @@ mod tests {
             empty,
             is_first: true,
             patience: Duration::from_secs(10),
-            stop: &stop,
+            stop,
             progress,
         };
         import.run(source)
@@ -469,20 +478,11 @@ mod tests {
     #[test]
     fn a_stopped_import_is_an_error() {
         let memory = Memory::new(1 << 20);
-        let (stop, progress) = (Stop::default(), Progress::none());
+        let stop = Stop::default();
         stop.set();
-        let import = Import {
-            target: &memory,
-            size_bytes: 1 << 20,
-            block_bytes: 512,
-            empty: true,
-            is_first: true,
-            patience: Duration::ZERO,
-            stop: &stop,
-            progress: &progress,
-        };
         let source = Source::Stream(Box::new(Cursor::new(pattern(4096))));
-        assert_eq!(import.run(source).unwrap_err().to_string(), "transfer: interrupted");
+        let error = import_until(&stop, &memory, source, true, &Progress::none()).unwrap_err();
+        assert_eq!(error.to_string(), "transfer: interrupted");
     }
 
     #[test]
@@ -508,18 +508,9 @@ mod tests {
         }
 
         let memory = Memory::new(1 << 20);
-        let (stop, progress) = (Arc::<Stop>::default(), Progress::none());
-        let import = Import {
-            target: &memory,
-            size_bytes: 1 << 20,
-            block_bytes: 512,
-            empty: true,
-            is_first: true,
-            patience: Duration::ZERO,
-            stop: &stop,
-            progress: &progress,
-        };
+        let stop = Arc::<Stop>::default();
         let source = Source::Stream(Box::new(CutOff(Arc::clone(&stop))));
-        assert_eq!(import.run(source).unwrap_err().to_string(), "transfer: interrupted");
+        let error = import_until(&stop, &memory, source, true, &Progress::none()).unwrap_err();
+        assert_eq!(error.to_string(), "transfer: interrupted");
     }
 }
