@@ -487,8 +487,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_ends_as_it_is_stopped_is_not_taken_for_a_whole_one() {
-        /// Ends as a pipe does whose writer was interrupted: our own signal is seen last, when its
-        /// bytes are written already.
+        /// Ends as a pipe does whose writer was interrupted: our own signal is seen last.
         struct CutOff(Arc<Stop>);
 
         impl Read for CutOff {

@@ -233,8 +233,8 @@ impl Control {
         };
         refuse_other_key(only, Some(key))?;
         let fenced = self.fence_host(group, key).await?;
-        // The lease may be of a host that has come back since its key was looked at: this key is
-        // not older than the lease.
+        // The key was read before the lease, which may be that of a host that has come back in
+        // between. It publishes its new key first, so that it is found now.
         refuse_other_key(Some(key), self.present_key(group, owner.host).await?)?;
         self.note_taking(group, name, Some(key)).await?;
         if fenced.is_ours {
@@ -418,10 +418,10 @@ impl Control {
         self.coordinate(group, move |leases| leases.acquire(&name)).await
     }
 
-    /// Takes the lease of a cell from a host that was fenced, and waits for it. The keys are those
-    /// of then. Where another host was faster, the note that the cell is being taken stays if this
-    /// host has ended the former lease: the other one may be without a note, and can't open the
-    /// cell then.
+    /// Takes the lease of a cell from a host that was fenced, and waits for it. The keys are read
+    /// after that. Where another host was faster, the note that the cell is being taken stays if
+    /// this host has ended the former lease: the other one may be without a note, and can't open
+    /// the cell then.
     async fn acquire_fenced(
         &self,
         asked: &Arc<Group>,

@@ -94,7 +94,7 @@ fn done(counted: &Path) -> Result<u64> {
     text.trim().parse().with_context(|| counted.display().to_string())
 }
 
-/// Seconds, one number for each round that came so far, also if it failed afterwards.
+/// Seconds, one number for each wait that was measured, also if its round failed afterwards.
 #[derive(Debug)]
 pub(super) struct Waits {
     file: Option<PathBuf>,
