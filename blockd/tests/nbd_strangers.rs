@@ -93,6 +93,8 @@ impl Server {
         let options = WorkerOptions {
             buffer_bytes: 8 << 20,
             send_limit: Duration::from_secs(2),
+            // A client whose end is not seen is not closed for another reason.
+            receive_limit: Duration::from_secs(3600),
             ..WorkerOptions::default()
         };
         let workers = Workers::start(options).expect("workers");

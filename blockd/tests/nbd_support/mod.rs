@@ -26,8 +26,8 @@ pub(crate) const SIZE: u64 = 64 << 20;
 /// The unit of allocation.
 const UNIT: usize = 4096;
 
-/// A client that hangs fails after this time.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// A client that hangs fails after this time: more than a busy disk takes for the writes before.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A volume in memory. A unit that was never written is a hole.
 #[derive(Debug)]
@@ -340,12 +340,18 @@ impl<S: Read + Write> Raw<S> {
         }
     }
 
-    /// Whether the server has closed the connection, when all that it sent is read.
+    /// Whether the server has closed the connection, when all that it sent is read. Says what came
+    /// instead, as that differs between a server that waits and one that answers.
     pub(crate) fn closed(&mut self) -> bool {
-        match self.0.read(&mut [0]) {
-            Ok(count) => count == 0,
+        let read = self.0.read(&mut [0]);
+        let closed = match &read {
+            Ok(count) => *count == 0,
             Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        };
+        if !closed {
+            eprintln!("not closed: a read gave {read:?}");
         }
+        closed
     }
 }
 
@@ -371,11 +377,12 @@ pub(crate) fn request(kind: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> 
 
 /// Waits until something is so.
 pub(crate) fn until(what: &str, so: impl Fn() -> bool) {
-    for _ in 0..2000 {
+    const STEP: Duration = Duration::from_millis(10);
+    for _ in 0..PATIENCE.as_millis() / STEP.as_millis() {
         if so() {
             return;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(STEP);
     }
     panic!("it never came to this: {what}");
 }
