@@ -18,9 +18,16 @@
 //! - **C6 Lost is lost.** An owner that reads another claim never writes again.
 //! - **C7 No wait at home.** C1 to C3 are left out where the page has a claim of the same host,
 //!   boot and device and the opener has the host's lock: its owner has ended.
+//! - **C8 No wait under a lease.** C2 and C3 are left out where the page has no claim or a free
+//!   one, and the read began while the opener's lease of the pool counted ([`Claimant::leased`]).
+//! - **C9 No watch after a fence.** C1 is left out where the page has the claim of a node that was
+//!   fenced ([`Claimant::after_fence`]).
 //!
 //! An owner that is late only waits: it writes again after a read that shows its own claim. An
-//! opener that wrote its claim after this read waits for W from its own write.
+//! opener that wrote its claim after this read waits for W from its own write. One that does not
+//! wait as it has a lease (C8) is alone: another host gets the lease after a fence of this opener,
+//! or more than W after it has ceased to count. By then this opener's claim has landed, and is not
+//! a free one.
 
 use crate::format::claim::{Claim, ClaimPage, ClaimState};
 
@@ -125,6 +132,10 @@ pub enum ClaimMutation {
     TakenBack,
     /// C7: the claim of any host counts as one of its own.
     AlwaysHome,
+    /// C8: a lease counts for ever.
+    OldLease,
+    /// C9: after a fence the claim of any node counts as that of the fenced one.
+    AnyFenced,
 }
 
 impl ClaimMutation {
@@ -143,6 +154,8 @@ impl ClaimMutation {
         Self::LateClaim,
         Self::TakenBack,
         Self::AlwaysHome,
+        Self::OldLease,
+        Self::AnyFenced,
     ];
 }
 
@@ -151,6 +164,9 @@ impl ClaimMutation {
 pub struct Claimant {
     own: Claim,
     timing: ClaimTiming,
+    /// 0 without a lease.
+    leased_until: u64,
+    fenced: Option<u32>,
     stage: Stage,
     /// Whether it has owned the pool, or written its claim where no wait was needed.
     is_owner: bool,
@@ -168,6 +184,8 @@ impl Claimant {
         Self {
             own,
             timing,
+            leased_until: 0,
+            fenced: None,
             stage: Stage::Look,
             is_owner: false,
             hold_until: 0,
@@ -175,6 +193,28 @@ impl Claimant {
             submit_by: 0,
             without: None,
         }
+    }
+
+    /// The same with the lease of the pool, which a lock manager gives to one host at a time (C8).
+    /// Unless this one is fenced, no other host gets it before `until` and W have passed; 0 without
+    /// a lease.
+    #[must_use]
+    pub const fn leased(mut self, until: u64) -> Self {
+        self.leased_until = until;
+        self
+    }
+
+    /// The same after a fence of a node, none of whose writes lands any more (C9).
+    #[must_use]
+    pub const fn after_fence(mut self, node: Option<u32>) -> Self {
+        self.fenced = node;
+        self
+    }
+
+    /// Whether it watches the claim of another.
+    #[must_use]
+    pub const fn is_watching(&self) -> bool {
+        matches!(self.stage, Stage::Watch { .. })
     }
 
     /// The same without a rule, for a test.
@@ -274,17 +314,23 @@ impl Claimant {
     }
 
     fn look(&mut self, begun: u64, now: u64, page: ClaimPage) {
-        let pending = match page {
-            ClaimPage::Claim(claim) if self.is_home(&claim) => {
-                // Not open before the claim is written.
-                self.allow(begun, now);
-                self.stage = Stage::Renew { begun };
-                return;
-            }
-            ClaimPage::Absent => return self.claim(begun),
-            ClaimPage::Claim(claim) if claim.state == ClaimState::Free => return self.claim(begun),
-            ClaimPage::Claim(claim) => claim.state == ClaimState::Pending,
+        let is_home = matches!(page, ClaimPage::Claim(claim) if self.is_home(&claim));
+        let is_free = match page {
+            ClaimPage::Absent => true,
+            ClaimPage::Claim(claim) => claim.state == ClaimState::Free,
             ClaimPage::Unreadable(_) => false,
+        };
+        if is_home || (is_free && self.is_leased(begun)) {
+            // Not open before the claim is written.
+            self.allow(begun, now);
+            self.stage = Stage::Renew { begun };
+            return;
+        }
+        let pending = match page {
+            _ if is_free => return self.claim(begun),
+            ClaimPage::Claim(claim) if self.is_fenced(&claim) => return self.claim(begun),
+            ClaimPage::Claim(claim) => claim.state == ClaimState::Pending,
+            ClaimPage::Absent | ClaimPage::Unreadable(_) => false,
         };
         if self.lacks(ClaimMutation::NoWatch) {
             return self.claim(begun);
@@ -305,6 +351,16 @@ impl Claimant {
         // One that was pending has never shown that a former owner has ended.
         let is_home = claim.state != ClaimState::Pending && self.own.is_of_same_host(claim);
         is_home || self.lacks(ClaimMutation::AlwaysHome)
+    }
+
+    fn is_leased(&self, begun: u64) -> bool {
+        let is_old = self.leased_until > 0 && self.lacks(ClaimMutation::OldLease);
+        begun < self.leased_until || is_old
+    }
+
+    fn is_fenced(&self, claim: &Claim) -> bool {
+        let is_any = self.lacks(ClaimMutation::AnyFenced);
+        self.fenced.is_some_and(|node| node == claim.node || is_any)
     }
 
     /// The claim is written next, unless that is late.

@@ -1,5 +1,7 @@
 //! Histories of several hosts that open one pool: the rules of its claim page, over storage that is
-//! slow up to its bound and hosts that stall, die and come back.
+//! slow up to its bound and hosts that stall, die and come back. In half of the histories a lock
+//! manager has a lease for the pool, which hosts give back, take from a host that is fenced, or get
+//! when it has expired, and some hosts open the pool without it.
 //!
 //! The claimants are those of the daemon. Time is simulated. Two things must never be seen: a write
 //! that lands after another open has begun to own the pool, and, where no host stalls and storage
@@ -14,6 +16,13 @@ use blockd_mapper::format::claim::{Claim, ClaimPage, ClaimState};
 const MS: u64 = 1_000_000;
 /// Simulated time of a history: several takeovers fit into it.
 const LENGTH: u64 = 40_000 * MS;
+/// The same with a lease, which lasts for some of it.
+const LEASED_LENGTH: u64 = 80_000 * MS;
+/// How long a lease counts after it was taken.
+const LEASE: u64 = 10_000 * MS;
+/// Another host may get the lease of one that has done nothing for so long: the least that C8
+/// allows.
+const LEASE_LIFE: u64 = LEASE + WAIT + MS;
 /// W of every opener.
 const WAIT: u64 = ClaimTiming::LEAST_WAIT_NS;
 /// Events of a history at the most, so that a mutation that never sleeps ends.
@@ -47,8 +56,16 @@ pub struct Met {
     pub held_back: u64,
     /// Claims that were not submitted because they were late.
     pub late: u64,
-    /// Opens that needed no wait.
+    /// Opens that needed no wait, without a lease.
     pub at_home: u64,
+    /// The same under a lease that was free.
+    pub leased: u64,
+    /// Opens that did not watch the claim of a node that was fenced.
+    pub fenced: u64,
+    /// Leases that had expired.
+    pub expired: u64,
+    /// Writes of fenced hosts that did not land.
+    pub dropped: u64,
 }
 
 impl Met {
@@ -61,13 +78,18 @@ impl Met {
         self.held_back += other.held_back;
         self.late += other.late;
         self.at_home += other.at_home;
+        self.leased += other.leased;
+        self.fenced += other.fenced;
+        self.expired += other.expired;
+        self.dropped += other.dropped;
     }
 
     /// Whether everything was met that the rules are about.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         let opens = self.owners > 0 && self.refused > 0 && self.lost > 0 && self.at_home > 0;
-        opens && self.writes > 0 && self.held_back > 0 && self.late > 0
+        let leases = self.leased > 0 && self.fenced > 0 && self.expired > 0 && self.dropped > 0;
+        opens && leases && self.writes > 0 && self.held_back > 0 && self.late > 0
     }
 }
 
@@ -108,6 +130,16 @@ struct Host {
     landed: Option<u64>,
     /// How long after that the claim of another open landed over it.
     held_for: Option<u64>,
+    /// Whether it opens the pool under the lease only.
+    is_leased: bool,
+    /// Until when the lease of the present open counts; 0 without.
+    leased_until: u64,
+    /// The node that was fenced for it.
+    takes_from: Option<u32>,
+    /// When it did something last: until then it has renewed its lease.
+    active: u64,
+    /// A write of the present open was refused, as it was fenced.
+    is_excluded: bool,
 }
 
 struct World {
@@ -125,6 +157,12 @@ struct World {
     next_open: u64,
     /// The open that has owned the pool last.
     owner: u64,
+    /// Whether a lock manager has a lease of the pool.
+    has_lease: bool,
+    /// The host that has it.
+    lessee: Option<usize>,
+    /// Opens that were fenced.
+    fenced: Vec<u64>,
     without: Option<ClaimMutation>,
     met: Met,
     fault: Option<Fault>,
@@ -137,7 +175,7 @@ pub fn run(seed: u64, without: Option<ClaimMutation>) -> (Met, Option<Fault>) {
     let mut events = 0;
     while let Some(Reverse((at, _, event))) = world.queue.pop() {
         events += 1;
-        if at > LENGTH || world.fault.is_some() || events > MAX_EVENTS {
+        if at > world.length() || world.fault.is_some() || events > MAX_EVENTS {
             break;
         }
         world.now = at;
@@ -186,7 +224,8 @@ impl World {
             2 => ClaimPage::Claim(claim(1000, 9, ClaimState::Held)),
             _ => ClaimPage::Claim(claim(1000, 1, ClaimState::Held)),
         };
-        let host = || Host {
+        let has_lease = seed.is_multiple_of(2);
+        let host = |is_leased: bool| Host {
             claimant: None,
             open: 0,
             stalled_until: 0,
@@ -198,7 +237,14 @@ impl World {
             began: 0,
             landed: None,
             held_for: None,
+            is_leased,
+            leased_until: 0,
+            takes_from: None,
+            active: 0,
+            is_excluded: false,
         };
+        // One of four opens the pool by hand.
+        let hosts = (0..count).map(|_| host(has_lease && random.u8(..4) > 0)).collect();
         let mut world = Self {
             is_quick,
             bound: timing.wait_ns - timing.valid_ns - 1,
@@ -207,9 +253,12 @@ impl World {
             sequence: 0,
             page,
             landing: Vec::new(),
-            hosts: (0..count).map(|_| host()).collect(),
+            hosts,
             next_open: 1,
             owner: 0,
+            has_lease,
+            lessee: None,
+            fenced: Vec::new(),
             without,
             met: Met::default(),
             fault: None,
@@ -224,6 +273,10 @@ impl World {
             world.at(at, Event::Start(host));
         }
         world
+    }
+
+    const fn length(&self) -> u64 {
+        if self.has_lease { LEASED_LENGTH } else { LENGTH }
     }
 
     fn at(&mut self, at: u64, event: Event) {
@@ -249,6 +302,7 @@ impl World {
     fn pause(&mut self) -> u64 {
         match self.random.u8(..40) {
             _ if self.is_quick => self.random.u64(..2 * MS),
+            0 if self.has_lease => self.random.u64(..2 * LEASE_LIFE),
             0 => self.random.u64(..8000 * MS),
             1 => self.random.u64(..2500 * MS),
             _ => self.random.u64(..2 * MS),
@@ -272,11 +326,17 @@ impl World {
             Event::Land(at) => self.land(self.landing[at]),
             Event::WriteDone(host, open) if self.is_awake(host, open, event) => {
                 let now = self.now;
+                if self.hosts[host].is_excluded {
+                    // A conflict is final.
+                    self.restart(host);
+                    return;
+                }
                 self.claimant(host).wrote(now);
                 self.note_standing(host);
                 self.step_later(host);
             }
             Event::Data(host, open) if self.is_awake(host, open, event) => self.data(host, open),
+            Event::DataLand(open) if self.fenced.contains(&open) => self.met.dropped += 1,
             Event::DataLand(open) => {
                 self.met.writes += 1;
                 if self.owner != open {
@@ -300,6 +360,7 @@ impl World {
             self.at(until, event);
             return false;
         }
+        self.hosts[host].active = self.now;
         true
     }
 
@@ -307,11 +368,49 @@ impl World {
         self.hosts[host].claimant.as_mut().expect("only of hosts that run")
     }
 
+    /// Takes the lease, from another host where that has not renewed it or is fenced. False where
+    /// it can't be had.
+    fn take_lease(&mut self, host: usize) -> bool {
+        let now = self.now;
+        (self.hosts[host].active, self.hosts[host].takes_from) = (now, None);
+        self.hosts[host].leased_until = now + LEASE;
+        if let Some(other) = self.lessee.filter(|other| *other != host) {
+            let one = &self.hosts[other];
+            if now.saturating_sub(one.active) > LEASE_LIFE {
+                self.met.expired += 1;
+            } else if self.random.u8(..8) == 0 {
+                self.fenced.push(one.open);
+                self.hosts[host].takes_from = Some(node(other));
+                // The fence may end a lease that another host has got in this moment: after a fence
+                // a lease spares nothing.
+                self.hosts[host].leased_until = 0;
+                if self.random.bool() {
+                    return true;
+                }
+            } else {
+                return false;
+            }
+        }
+        self.lessee = Some(host);
+        true
+    }
+
+    fn give_lease_back(&mut self, host: usize) {
+        self.lessee = self.lessee.filter(|other| *other != host);
+    }
+
     fn start(&mut self, host: usize) {
+        if self.hosts[host].is_leased && !self.take_lease(host) {
+            let at = self.now + self.random.u64(..1000 * MS);
+            self.at(at, Event::Start(host));
+            return;
+        }
         let (open, now) = (self.next_open, self.now);
         self.next_open += 1;
-        let own = claim(open, host as u64 + 1, ClaimState::Pending);
-        let claimant = Claimant::new(own, ClaimTiming::new(WAIT)).without(self.without);
+        let own = claim(open, node(host), ClaimState::Pending);
+        let Host { leased_until, takes_from, .. } = self.hosts[host];
+        let claimant = Claimant::new(own, ClaimTiming::new(WAIT)).leased(leased_until);
+        let claimant = claimant.after_fence(takes_from).without(self.without);
         let one = &mut self.hosts[host];
         one.claimant = Some(claimant);
         one.open = open;
@@ -320,7 +419,14 @@ impl World {
         one.is_closing = false;
         one.began = now;
         (one.landed, one.held_for) = (None, None);
-        self.step_later(host);
+        one.is_excluded = false;
+        // A host that stands still here has lost its lease to another when it goes on.
+        if leased_until > 0 && !self.is_quick && self.random.u8(..8) == 0 {
+            let at = now + LEASE_LIFE + self.random.u64(..2000 * MS);
+            self.at(at, Event::Step(host, open));
+        } else {
+            self.step_later(host);
+        }
         if !self.is_quick && self.random.u8(..2) == 0 {
             let at = now + self.random.u64(..12_000 * MS);
             let end = if self.random.bool() { Event::Crash(host) } else { Event::Release(host) };
@@ -376,6 +482,12 @@ impl World {
 
     fn land(&mut self, claim: Claim) {
         let now = self.now;
+        if self.fenced.contains(&claim.open_id) {
+            self.met.dropped += 1;
+            let its = self.hosts.iter_mut().filter(|host| host.open == claim.open_id);
+            its.for_each(|host| host.is_excluded = true);
+            return;
+        }
         self.page = ClaimPage::Claim(claim);
         for host in &mut self.hosts {
             if host.open == claim.open_id {
@@ -389,7 +501,11 @@ impl World {
     fn read_done(&mut self, host: usize, begun: u64) {
         let now = self.now;
         if let Some(page) = self.hosts[host].sampled.take() {
+            let takes_from = self.hosts[host].takes_from;
             self.claimant(host).read(begun, now, page);
+            let is_its = matches!(page, ClaimPage::Claim(claim) if Some(claim.node) == takes_from);
+            let waits = self.claimant(host).is_watching();
+            self.met.fenced += u64::from(is_its && !waits && !self.hosts[host].was_owner);
         }
         self.note_standing(host);
         self.step_later(host);
@@ -397,17 +513,25 @@ impl World {
 
     fn note_standing(&mut self, host: usize) {
         let standing = self.claimant(host).standing();
+        let is_fenced = self.fenced.contains(&self.hosts[host].open);
         if standing == Standing::Owner && !self.hosts[host].was_owner {
             self.hosts[host].was_owner = true;
-            self.owner = self.hosts[host].open;
+            if !is_fenced {
+                self.owner = self.hosts[host].open;
+            }
             self.met.owners += 1;
-            self.met.at_home += u64::from(self.now - self.hosts[host].began < WAIT);
+            let no_wait = u64::from(self.now - self.hosts[host].began < WAIT);
+            match self.hosts[host].leased_until {
+                0 => self.met.at_home += no_wait,
+                _ => self.met.leased += no_wait,
+            }
             let (open, at) = (self.hosts[host].open, self.now);
             self.at(at, Event::Data(host, open));
         }
         if let Standing::Lost(_) = standing {
             self.met.lost += 1;
-            if self.is_quick && self.hosts[host].held_for.is_none_or(|held| held > TAKEOVER) {
+            let is_punctual = self.is_quick && !is_fenced;
+            if is_punctual && self.hosts[host].held_for.is_none_or(|held| held > TAKEOVER) {
                 self.fault = Some(Fault::PunctualLost);
             }
         }
@@ -440,6 +564,7 @@ impl World {
     fn ended(&mut self, host: usize) {
         let standing = self.claimant(host).standing();
         self.met.refused += u64::from(matches!(standing, Standing::Refused(_)));
+        self.give_lease_back(host);
         self.restart(host);
     }
 
@@ -460,15 +585,19 @@ impl World {
     }
 }
 
-fn claim(open_id: u64, host: u64, state: ClaimState) -> Claim {
+fn node(host: usize) -> u32 {
+    u32::try_from(host + 1).unwrap_or(u32::MAX)
+}
+
+fn claim(open_id: u64, node: u32, state: ClaimState) -> Claim {
     Claim {
         pool_id: [1; 16],
         state,
         open_id,
         counter: 0,
-        node: 0,
+        node,
         boot_id: [0; 16],
-        lock_space: host,
+        lock_space: node.into(),
         device: 1,
     }
 }
