@@ -8,10 +8,11 @@ use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use blockd_engine::pool::{Control, Outcome, create, open, open_created};
+use blockd_engine::pool::{Control, Outcome, PoolHandle, create, open, open_created};
 use blockd_inspect::MediaMut;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::claim::{CLAIM_OFFSET, Claim, ClaimPage, ClaimState};
@@ -75,6 +76,14 @@ impl Disk {
     fn held(&self) -> Option<Claim> {
         match self.claim() {
             ClaimPage::Claim(claim) if claim.state == ClaimState::Held => Some(claim),
+            _ => None,
+        }
+    }
+
+    /// The node whose claim is pending.
+    fn pending(&self) -> Option<u32> {
+        match self.claim() {
+            ClaimPage::Claim(claim) if claim.state == ClaimState::Pending => Some(claim.node),
             _ => None,
         }
     }
@@ -330,4 +339,72 @@ fn a_pool_of_a_later_release_that_is_only_read_keeps_its_claim_page() {
     std::thread::sleep(Duration::from_secs(1));
     assert!(disk.page(CLAIM_OFFSET).0 == before.0, "the claim page was written");
     wait(pool.close()).unwrap();
+}
+
+/// Opens a pool on a thread of its own, as it may wait for an hour.
+fn opening(spec: &PoolSpec, makes: bool) -> Receiver<Result<PoolHandle, PoolError>> {
+    let (sender, receiver) = channel();
+    let spec = spec.clone();
+    std::thread::spawn(move || {
+        let opened = match makes {
+            true => open_created(&spec, create(&spec).unwrap()),
+            false => open(&spec),
+        };
+        let _ = sender.send(opened.map(|(pool, _)| pool));
+    });
+    receiver
+}
+
+/// The waits are an hour long, so that a pool that opens has not waited.
+#[test]
+fn an_opener_with_a_lease_does_not_wait_where_the_page_is_free() {
+    let _alone = alone();
+    let disk = Disk::new("leased");
+    let mut leased = spec(&[&disk]);
+    leased.claim_wait = Duration::from_secs(3600);
+    leased.leased_until_ns = u64::MAX;
+    let pool = opening(&leased, true).recv_timeout(LIMIT).expect("not to wait").unwrap();
+    let other = Claim { node: 7, boot_id: [9; 16], open_id: 77, ..disk.held().unwrap() };
+    wait(pool.close()).unwrap();
+    disk.write_claim(&Claim { state: ClaimState::Free, ..other });
+    let pool = opening(&leased, false).recv_timeout(LIMIT).expect("not to wait").unwrap();
+    assert_eq!(disk.held().unwrap().node, 0);
+    wait(pool.close()).unwrap();
+    // The claim of another is watched, and one that is renewed refuses the opener.
+    disk.write_claim(&other);
+    let refused = opening(&leased, false);
+    wait_until("a look at the claim", || {
+        let held = disk.held().unwrap();
+        disk.write_claim(&Claim { counter: held.counter + 1, ..other });
+        std::thread::sleep(Duration::from_secs(1));
+        matches!(refused.try_recv(), Ok(Err(PoolError::OpenElsewhere { node: 7, .. })))
+    });
+    assert_eq!(disk.held().unwrap().node, 7);
+    // A lease that is over spares nothing: the claim that is written is read back later. The thread
+    // waits until this process ends.
+    disk.write_claim(&Claim { state: ClaimState::Free, ..other });
+    let _waits = opening(&PoolSpec { leased_until_ns: 1, ..leased }, false);
+    wait_until("a claim", || disk.pending() == Some(0));
+}
+
+/// As above: the claim of a node that was fenced is not watched, and that of another node is.
+#[test]
+fn the_claim_of_a_node_that_was_fenced_is_not_watched() {
+    let _alone = alone();
+    let disk = Disk::new("fenced");
+    let (pool, _) = open_created(&spec(&[&disk]), create(&spec(&[&disk])).unwrap()).unwrap();
+    let other = Claim { node: 7, boot_id: [9; 16], open_id: 77, ..disk.held().unwrap() };
+    wait(pool.close()).unwrap();
+    let mut after = spec(&[&disk]);
+    after.claim_wait = Duration::from_secs(3600);
+    disk.write_claim(&other);
+    let refused = opening(&PoolSpec { fenced: Some(8), ..after.clone() }, false);
+    wait_until("a look at the claim", || {
+        let held = disk.held().unwrap();
+        disk.write_claim(&Claim { counter: held.counter + 1, ..other });
+        std::thread::sleep(Duration::from_secs(1));
+        matches!(refused.try_recv(), Ok(Err(PoolError::OpenElsewhere { node: 7, .. })))
+    });
+    let _waits = opening(&PoolSpec { fenced: Some(7), ..after }, false);
+    wait_until("a claim", || disk.pending() == Some(0));
 }

@@ -187,6 +187,8 @@ pub(super) fn spec(config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
         sparing: config.sparing,
         node: 0,
         taken_from: None,
+        leased_until_ns: 0,
+        fenced: None,
         marks: config.space.marks,
         quantum: config.space.quantum,
         fold_rate: config.space.fold_rate,

@@ -81,6 +81,9 @@ pub(super) struct Opener {
     pub(super) lock_space: u64,
     /// W.
     pub(super) wait: Duration,
+    /// As of [`super::PoolSpec`].
+    pub(super) leased_until_ns: u64,
+    pub(super) fenced: Option<u32>,
 }
 
 /// A claim that is renewed.
@@ -114,7 +117,8 @@ pub(super) fn take(
     };
     let wait = u64::try_from(opener.wait.as_nanos()).unwrap_or(u64::MAX);
     let timing = ClaimTiming::new(wait.max(ClaimTiming::LEAST_WAIT_NS));
-    let claimant = Claimant::new(own, timing);
+    let claimant = Claimant::new(own, timing).leased(opener.leased_until_ns);
+    let claimant = claimant.after_fence(opener.fenced);
     let mut keeper = Keeper {
         claimant,
         page,
@@ -226,7 +230,7 @@ struct Keeper {
 impl Keeper {
     /// Until the pool is owned.
     fn open(&mut self) -> Result<(), PoolError> {
-        let mut has_waited = false;
+        let mut said = None;
         loop {
             match self.claimant.standing() {
                 Standing::Owner => return Ok(()),
@@ -238,10 +242,14 @@ impl Keeper {
             }
             let wait = self.turn().map_err(PoolError::io("claim", &self.path))?;
             if let Some(wait) = wait {
-                if !has_waited {
-                    has_waited = true;
+                let is_watching = self.claimant.is_watching();
+                if said.replace(is_watching) != Some(is_watching) {
                     let path = self.path.display();
-                    tracing::info!(%path, "watching for other hosts that have the pool open");
+                    if is_watching {
+                        tracing::info!(%path, "watching for other hosts that have the pool open");
+                    } else {
+                        tracing::info!(%path, "waiting for the last writes of other hosts");
+                    }
                 }
                 std::thread::sleep(wait);
             }

@@ -233,6 +233,8 @@ impl Offline {
             boot_id: boot_id()?,
             lock_space: self.locks.first().map_or(0, HostLock::space),
             wait: claim_wait,
+            leased_until_ns: 0,
+            fenced: None,
         };
         if is_guess && !may_guess {
             return Err(PoolError::Invalid {

@@ -40,6 +40,8 @@ impl Ownership {
             boot_id: boot_id()?,
             lock_space: lock.as_ref().map_or(0, HostLock::space),
             wait: spec.claim_wait,
+            leased_until_ns: spec.leased_until_ns,
+            fenced: spec.fenced,
         };
         let claim = gate.map(|gate| claim::take(first.file(), path, &opener, gate)).transpose()?;
         Ok(Self { lock, claim })
