@@ -1,6 +1,7 @@
 //! The interface to the service that keeps leases and the directory.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::cell::{Cell, CellName, HostNumber, Owner};
 use crate::error::HostsError;
@@ -34,12 +35,45 @@ pub struct Seen {
     pub keys: Vec<Key>,
 }
 
+/// Keys and nodes of hosts, as they were last published.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Published {
+    /// The key of each host.
+    pub keys: Vec<Key>,
+    /// The node of each host. Older releases publish none.
+    pub nodes: Vec<(HostNumber, u32)>,
+}
+
+impl Published {
+    /// The key of a host, if it has published one.
+    #[must_use]
+    pub fn key_of(&self, host: HostNumber) -> Option<Key> {
+        key_of(&self.keys, host)
+    }
+
+    /// The hosts whose node has this number: one, if each host has a node of its own.
+    pub fn hosts_of(&self, node: u32) -> impl Iterator<Item = HostNumber> {
+        self.nodes.iter().filter(move |(_, of)| *of == node).map(|(host, _)| *host)
+    }
+
+    /// Whether a node is that of a host, and of no other one.
+    #[must_use]
+    pub fn is_only_of(&self, node: u32, host: HostNumber) -> bool {
+        let mut hosts = self.hosts_of(node);
+        hosts.next() == Some(host) && hosts.next().is_none()
+    }
+}
+
 impl Seen {
     /// The key of a host, if it has published one.
     #[must_use]
     pub fn key_of(&self, host: HostNumber) -> Option<Key> {
-        self.keys.iter().copied().find(|key| key.host() == host)
+        key_of(&self.keys, host)
     }
+}
+
+fn key_of(keys: &[Key], host: HostNumber) -> Option<Key> {
+    keys.iter().copied().find(|key| key.host() == host)
 }
 
 /// Leases and directory of one group of cells. Every call blocks, within a limit of time, and ends
@@ -111,6 +145,14 @@ pub trait Coordinator: Send + Sync {
     /// If the directory can't be read.
     fn nodes(&self) -> Result<Vec<(HostNumber, u32)>, HostsError>;
 
+    /// Keys and nodes of hosts, as they were last published. Needs no locks of the group.
+    ///
+    /// # Errors
+    /// If the directory can't be read.
+    fn published(&self) -> Result<Published, HostsError> {
+        Ok(Published { keys: self.keys()?, nodes: self.nodes()? })
+    }
+
     /// Removes what the directory has of another host: its key, address and node. `key` is its
     /// present key, if it has one. Nothing is changed where there is nothing of it.
     ///
@@ -125,12 +167,14 @@ pub trait Coordinator: Send + Sync {
     }
 
     /// Makes sure that this host has the lease of a cell, before a pool is opened on its device
-    /// (H2). One that was lost while the device stayed is taken again.
+    /// (H2). One that was lost while the device stayed is taken again. Gives for how long from now,
+    /// and a minute longer, no other host gets the lease, unless it fences this one or this one
+    /// gives it back; zero where that is not known.
     ///
     /// # Errors
     /// If it was lost and can't be taken again, as where another host has it.
-    fn confirm(&self, _name: &CellName) -> Result<(), HostsError> {
-        Ok(())
+    fn confirm(&self, _name: &CellName) -> Result<Duration, HostsError> {
+        Ok(Duration::ZERO)
     }
 
     /// Space of the group.
@@ -214,4 +258,21 @@ pub trait Coordinator: Send + Sync {
     /// # Errors
     /// If the devices can't be replaced: the leases stay, and the watchdog resets the host.
     fn cut_off(&self) -> Result<(), HostsError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_two_hosts_have_is_of_none_of_them_alone() {
+        let [one, two, three] = [1, 2, 3].map(HostNumber);
+        let nodes = vec![(one, 7), (two, 8), (three, 8)];
+        let published = Published { keys: vec![Key::new(two, 5)], nodes };
+        assert!(published.is_only_of(7, one));
+        assert!(!published.is_only_of(8, two) && !published.is_only_of(8, three));
+        assert!(!published.is_only_of(7, two) && !published.is_only_of(9, one));
+        assert_eq!(published.key_of(two), Some(Key::new(two, 5)));
+        assert_eq!(published.key_of(one), None);
+    }
 }

@@ -20,7 +20,7 @@ mod reservation_ioctl;
 pub mod simulated;
 
 pub use cell::{Cell, CellName, Holder, HostNumber, Owner};
-pub use coordinator::{Coordinator, Device, Seen, Space};
+pub use coordinator::{Coordinator, Device, Published, Seen, Space};
 pub use error::HostsError;
 pub use fence::{Fence, Key};
 pub use reservation::Reservations;

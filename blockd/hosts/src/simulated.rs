@@ -7,6 +7,7 @@ use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -16,6 +17,8 @@ use crate::error::HostsError;
 use crate::fence::{Fence, Key};
 
 const NAME: &str = "the simulated group";
+/// For how long a lease is kept for its host.
+const LEASE_LEFT: Duration = Duration::from_secs(10);
 
 /// The array with its directory. Clones are the same one.
 #[derive(Clone, Debug)]
@@ -356,6 +359,13 @@ impl Coordinator for Member {
             entry.holder = entry.holder.filter(|holder| *holder != of);
             Ok(())
         })
+    }
+
+    fn confirm(&self, name: &CellName) -> Result<Duration, HostsError> {
+        let state = self.array.0.lock();
+        let holder = state.cells.get(name).and_then(|entry| entry.holder);
+        let is_ours = holder == Some(state.owner(self.host)) && !state.lapsed.contains(&self.host);
+        Ok(if is_ours { LEASE_LEFT } else { Duration::ZERO })
     }
 
     fn release(&self, name: &CellName) -> Result<(), HostsError> {

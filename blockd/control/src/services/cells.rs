@@ -338,6 +338,9 @@ impl Control {
         let changes = self.recover_taken(group, cell, was_free, &config, &newest).await?;
         let _name = self.0.making_pools.lock(cell.name.as_str()).await;
         self.open_found(config, newest.pool_id).await?;
+        if group.member().taking(&cell.name).is_some() {
+            self.note_taking(group, &cell.name, None).await?;
+        }
         Ok(Some(changes))
     }
 

@@ -14,6 +14,7 @@ use blockd_hosts::simulated::Member;
 use blockd_hosts::{
     CellName, Coordinator, Device, Fence, HostNumber, HostsError, Key, Reservations, folder, lvm,
 };
+use blockd_media::clock::boot_ns;
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::boot_id;
 use blockd_media::units::hex;
@@ -534,16 +535,24 @@ impl Control {
     }
 
     /// Refuses to open a pool in a cell of a group that this host may not use, or whose lease it
-    /// does not have.
-    pub(super) async fn confirm_cell(&self, config: &PoolConfig) -> Result<(), Error> {
+    /// does not have. Gives until when the lease of a pool with one device counts, by the clock
+    /// since boot; 0 where disks have no keys, and after a fence, which may have ended the lease of
+    /// a third host.
+    pub(super) async fn confirm_cell(&self, config: &PoolConfig) -> Result<u64, Error> {
+        let mut until_ns = 0;
         for device in &config.devices {
             let Some((group, cell)) = self.0.groups.cell_at(&device.path) else { continue };
             if let Some(refusal) = group.refusal() {
                 return Err(Error::in_use(format!("cell {cell}:"), refusal));
             }
-            blocking(move || Ok(group.coordinator().confirm(&cell)?)).await?;
+            let counts = group.has_keys() && group.member().taking(&cell).is_none();
+            let asked_ns = boot_ns();
+            let left = blocking(move || Ok(group.coordinator().confirm(&cell)?)).await?;
+            if counts && config.devices.len() == 1 {
+                until_ns = asked_ns.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(0));
+            }
         }
-        Ok(())
+        Ok(until_ns)
     }
 
     /// Registers this host with a group's devices, and says so to the other hosts, unless that was

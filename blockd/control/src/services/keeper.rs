@@ -435,7 +435,7 @@ mod tests {
     use super::super::served::Permit;
     use super::*;
     use crate::services::events::EventReader;
-    use crate::services::pools::open_or_create;
+    use crate::services::pools::{Opener, open_or_create};
     use crate::services::testing::{Rig, folder, memory_pool};
 
     fn keeper(rig: &Rig, handle: &PoolHandle) -> Keeper {
@@ -458,7 +458,8 @@ mod tests {
     async fn waits_are_reported_after_30_60_and_110_seconds_and_again_when_others_wait() {
         let rig = Rig::without_pool(folder()).await;
         let opened =
-            open_or_create(&memory_pool("p"), rig.folder.path(), 0, Permit::Create).unwrap();
+            open_or_create(&memory_pool("p"), rig.folder.path(), Opener::default(), Permit::Create)
+                .unwrap();
         let mut events = rig.control.events().reader(false, "p".to_owned());
         let mut keeper = keeper(&rig, &opened.handle);
         let of = |pool: &str, seconds: u64| {

@@ -23,7 +23,7 @@ use crate::node::NodeId;
 use super::deleting::lies_elsewhere;
 use super::opening::{Remembered, config_of};
 use super::pool_error;
-use super::pools::spec;
+use super::pools::{Opener, spec};
 use super::served::ServedPools;
 use super::state_file::StateFile;
 
@@ -414,9 +414,10 @@ impl<'a> Membership<'a> {
     }
 
     fn take_one(&self, config: &PoolConfig) -> Result<Taken, Error> {
-        let own = self.config.node.id.map_or(0, NodeId::number);
+        let node = self.config.node.id.map_or(0, NodeId::number);
+        let opener = Opener { node, ..Opener::default() };
         let from = self.leave.node.number;
-        recover(config, self.config.runtime_dir, own, from, self.leave.accept_loss)
+        recover(config, self.config.runtime_dir, opener, from, self.leave.accept_loss)
     }
 
     fn remember(&mut self, taken: &[Taken]) -> Result<(), Error> {
@@ -432,17 +433,16 @@ impl<'a> Membership<'a> {
     }
 }
 
-/// Recovers a pool that another node has not closed, and closes it as this node. Blocks.
+/// Recovers a pool that another node has not closed, and closes it as its opener. Blocks.
 pub(super) fn recover(
     config: &PoolConfig,
     runtime_dir: &Path,
-    own: u32,
+    opener: Opener,
     from: u32,
     accept_loss: bool,
 ) -> Result<Taken, Error> {
     let failed = |error| refused(&config.name, error);
-    let mut spec = spec(config, runtime_dir);
-    spec.node = own;
+    let mut spec = opener.spec(config, runtime_dir);
     spec.taken_from = Some(from);
     spec.accept_loss |= accept_loss;
     spec.lock_wait = LOCK_WAIT;

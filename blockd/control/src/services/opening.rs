@@ -13,7 +13,7 @@ use blockd_pmem::platform::Platform;
 use serde::{Deserialize, Serialize};
 
 use super::places::paths_of;
-use super::pools::{RING_LOST, Unopened};
+use super::pools::{Opener, RING_LOST, Unopened};
 use super::{Control, EventKind, Known, blocking, errors, pools, regions, served};
 use crate::config::{DeviceConfig, DeviceKind, PoolConfig, SizeWish};
 use crate::node::NodeId;
@@ -217,7 +217,7 @@ impl Control {
         replace_missing: bool,
         id: Option<[u8; 16]>,
     ) -> Result<PoolHandle, Unopened> {
-        self.confirm_cell(config).await.map_err(Unopened::from)?;
+        let leased_until_ns = self.confirm_cell(config).await.map_err(Unopened::from)?;
         self.refuse_awaited(config).map_err(Unopened::from)?;
         let (mut wanted, runtime_dir) = (config.clone(), self.0.options.runtime_dir.clone());
         if self.is_in_cell(&config.devices[0].path) {
@@ -225,12 +225,13 @@ impl Control {
             wanted.sparing = true;
         }
         let node = self.0.options.node.map_or(0, NodeId::number);
+        let opener = Opener { node, leased_until_ns, fenced: None };
         let others = self.devices_of_others(&config.name);
         let (book, served) = (Arc::clone(&self.0.regions), Arc::clone(&self.0.served));
         let open = move || {
             let is_other = pools::refuse_aliases(&wanted, others).map_err(Unopened::from);
             Ok(is_other.and_then(|()| {
-                regions::open(&wanted, &runtime_dir, node, &book, &served, replace_missing)
+                regions::open(&wanted, &runtime_dir, opener, &book, &served, replace_missing)
             }))
         };
         let opened = blocking(open).await??;

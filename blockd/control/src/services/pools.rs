@@ -34,6 +34,25 @@ pub(super) struct Opened {
     pub(super) permit: Permit,
 }
 
+/// The host that opens a pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Opener {
+    /// The number of its node, 0 without.
+    pub(super) node: u32,
+    /// Until when its lease of the cell counts that the pool is in; 0 without.
+    pub(super) leased_until_ns: u64,
+    /// The node that it has fenced, or another host has for it.
+    pub(super) fenced: Option<u32>,
+}
+
+impl Opener {
+    /// The specification with which it opens a pool.
+    pub(super) fn spec(self, config: &PoolConfig, runtime_dir: &Path) -> PoolSpec {
+        let Self { node, leased_until_ns, fenced } = self;
+        PoolSpec { node, leased_until_ns, fenced, ..spec(config, runtime_dir) }
+    }
+}
+
 /// Why a pool was not opened.
 #[derive(Debug)]
 pub(super) struct Unopened {
@@ -114,12 +133,12 @@ pub(super) fn refuse_aliases(
 pub(super) fn open_or_create(
     config: &PoolConfig,
     runtime_dir: &Path,
-    node: u32,
+    opener: Opener,
     permit: Permit,
 ) -> Result<Opened, Unopened> {
     let failed = |error| unopened(&config.name, error);
     policy::check_before_opening(config)?;
-    let mut spec = PoolSpec { node, ..spec(config, runtime_dir) };
+    let mut spec = opener.spec(config, runtime_dir);
     let in_memory = spec.devices.iter().all(|device| device.kind == DeviceKind::Memory);
     let is_new = !in_memory && !blockd_media::pool::exists(&spec).map_err(failed)?;
     if is_new && permit != Permit::Create {
@@ -322,8 +341,10 @@ mod tests {
             file.write_all_at(b"x", at).unwrap();
             let mut wanted = pool(&path, SizeWish::Bytes(64 << 20));
             wanted.devices[0].kind = kind;
-            let error =
-                open_or_create(&wanted, folder.path(), 0, Permit::Create).err().unwrap().error;
+            let error = open_or_create(&wanted, folder.path(), Opener::default(), Permit::Create)
+                .err()
+                .unwrap()
+                .error;
             assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
             assert!(error.to_string().contains("not a pool"), "{error}");
             assert_eq!(file.metadata().unwrap().len(), 8 << 20);
@@ -334,11 +355,15 @@ mod tests {
     fn a_file_that_is_not_there_needs_a_size() {
         let folder = folder();
         let path = folder.path().join("file");
-        let error =
-            open_or_create(&pool(&path, SizeWish::Existing), folder.path(), 0, Permit::Create)
-                .err()
-                .unwrap()
-                .error;
+        let error = open_or_create(
+            &pool(&path, SizeWish::Existing),
+            folder.path(),
+            Opener::default(),
+            Permit::Create,
+        )
+        .err()
+        .unwrap()
+        .error;
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains("/file"), "{error}");
         assert!(!path.exists());
@@ -349,7 +374,10 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("file");
         let small = pool(&path, SizeWish::Bytes(64 << 10));
-        let error = open_or_create(&small, folder.path(), 0, Permit::Create).err().unwrap().error;
+        let error = open_or_create(&small, folder.path(), Opener::default(), Permit::Create)
+            .err()
+            .unwrap()
+            .error;
         assert!(!path.exists(), "{error}");
     }
 
@@ -359,7 +387,10 @@ mod tests {
         let path = folder.path().join("file");
         let mut wanted = pool(&path, SizeWish::Bytes(64 << 20));
         wanted.space.quantum = 65 << 20;
-        let error = open_or_create(&wanted, folder.path(), 0, Permit::Create).err().unwrap().error;
+        let error = open_or_create(&wanted, folder.path(), Opener::default(), Permit::Create)
+            .err()
+            .unwrap()
+            .error;
         assert_eq!(error.kind(), ErrorKind::Invalid);
         let expected = "space.quantum of pool p is 68157440: must be at most the pool's size, 64M";
         assert_eq!(error.to_string(), expected);
@@ -367,7 +398,10 @@ mod tests {
         // Of one that is there, its own size counts.
         File::create(&path).unwrap().set_len(32 << 20).unwrap();
         wanted.space.quantum = 33 << 20;
-        let error = open_or_create(&wanted, folder.path(), 0, Permit::Create).err().unwrap().error;
+        let error = open_or_create(&wanted, folder.path(), Opener::default(), Permit::Create)
+            .err()
+            .unwrap()
+            .error;
         assert!(error.to_string().ends_with("the pool's size, 32M"), "{error}");
     }
 
@@ -378,7 +412,9 @@ mod tests {
         let wanted = pool(&path, SizeWish::Bytes(64 << 20));
         for id in [None, Some("00".repeat(16))] {
             let refused =
-                open_or_create(&wanted, folder.path(), 0, Permit::Open(id)).err().unwrap();
+                open_or_create(&wanted, folder.path(), Opener::default(), Permit::Open(id))
+                    .err()
+                    .unwrap();
             assert_eq!(refused.reason, MISSING);
             assert!(refused.error.to_string().contains("no longer holds it"), "{}", refused.error);
             assert!(!path.exists());
@@ -397,17 +433,22 @@ mod tests {
     async fn a_pool_is_made_once_and_opened_again() {
         let folder = folder();
         let wanted = pool(&folder.path().join("file"), SizeWish::OfFree(50));
-        let first = open_or_create(&wanted, folder.path(), 0, Permit::Create).unwrap();
+        let first =
+            open_or_create(&wanted, folder.path(), Opener::default(), Permit::Create).unwrap();
         assert!(first.created);
         let id = first.handle.id();
         let size = first.handle.devices()[0].size;
         assert!(size >= LEAST_BYTES && size.is_multiple_of(1 << 20));
-        let locked = open_or_create(&wanted, folder.path(), 0, Permit::Create).err().unwrap().error;
+        let locked = open_or_create(&wanted, folder.path(), Opener::default(), Permit::Create)
+            .err()
+            .unwrap()
+            .error;
         assert_eq!(locked.kind(), ErrorKind::InUse);
         assert!(locked.to_string().contains("pool p is locked"), "{locked}");
         first.handle.close().await.unwrap();
         drop(first);
-        let second = open_or_create(&wanted, folder.path(), 0, Permit::Create).unwrap();
+        let second =
+            open_or_create(&wanted, folder.path(), Opener::default(), Permit::Create).unwrap();
         assert!(!second.created);
         assert_eq!(second.handle.id(), id);
         second.handle.close().await.unwrap();

@@ -23,7 +23,7 @@ use crate::config::{DeviceConfig, PoolConfig, RegionShare};
 use super::errors::pool_error;
 use super::hex;
 use super::places::{check_kinds, check_places};
-use super::pools::{Opened, Unopened, open_or_create, spec};
+use super::pools::{Opened, Opener, Unopened, open_or_create, spec};
 use super::served::{Permit, ServedPools};
 use super::state_file::StateFile;
 
@@ -92,7 +92,7 @@ impl Book {
 pub(super) fn open(
     config: &PoolConfig,
     runtime_dir: &Path,
-    node: u32,
+    opener: Opener,
     book: &Book,
     served: &ServedPools,
     replace: bool,
@@ -105,7 +105,7 @@ pub(super) fn open(
         if permit == Permit::Create {
             check_places(config, &spec)?;
         }
-        return open_or_create(config, runtime_dir, node, permit);
+        return open_or_create(config, runtime_dir, opener, permit);
     };
     let platform = Platform::default();
     // Nothing is made by looking, so that no folder is needed.
@@ -123,7 +123,7 @@ pub(super) fn open(
     let present = found.map_err(|error| served.missing_or(&config.name, error))?;
     let known = Some(book.of(&config.name)?.id).filter(|id| !id.is_empty());
     let permit = known.map_or(Permit::Create, |id| Permit::Open(Some(id)));
-    let opened = open_or_create(&present, runtime_dir, node, permit)?;
+    let opened = open_or_create(&present, runtime_dir, opener, permit)?;
     let id = hex(&opened.handle.id());
     let noted = book.of(&config.name).and_then(|entry| book.note(Entry { id, ..entry }));
     if let Err(error) = noted {

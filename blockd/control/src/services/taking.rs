@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockd_api::v1;
-use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner, Seen};
+use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner, Published, Seen};
 use blockd_mapper::format::superblock::Superblock;
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
@@ -15,6 +15,7 @@ use super::cells::cell_name;
 use super::groups::{Fenced, Group, Membership};
 use super::membership::recover;
 use super::peers::{CALL_LIMIT, within};
+use super::pools::Opener;
 use super::{Control, EventKind, blocking};
 use crate::config::PoolConfig;
 
@@ -287,8 +288,8 @@ impl Control {
         }
     }
 
-    /// Ends a takeover that this host has begun: replays the log of a pool that the dead host has
-    /// not closed. Gives the changes that were replayed. `was_free`: no host had the cell.
+    /// Goes on with a takeover that this host has begun: replays the log of a pool that the dead
+    /// host has not closed. Gives the changes that were replayed. `was_free`: no host had the cell.
     pub(super) async fn recover_taken(
         &self,
         group: &Arc<Group>,
@@ -298,60 +299,39 @@ impl Control {
         newest: &Superblock,
     ) -> Result<u64, Error> {
         let Some(key) = group.member().taking(&cell.name) else { return Ok(0) };
-        let mut changes = 0;
-        if !newest.clean {
-            let own = self.node().map_or(0, |node| node.number());
-            if newest.node != own {
-                // The opening refuses it then. The takeover is gone on with once that host is dead.
-                if was_free && self.is_of_another(group, key.host(), newest.node).await? {
-                    return Ok(0);
-                }
-                self.refuse_returned(group, &cell.name, key).await?;
-            }
-            // H7: a loss of power of the host that had it, which may have this one's number where
-            // both are daemons of one machine.
-            let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
-            let node = newest.node;
-            let recovered = blocking(move || recover(&taken, &dir, own, node, true)).await?;
-            changes = recovered.log_changes;
+        if newest.clean {
+            return Ok(0);
         }
-        self.note_taking(group, &cell.name, None).await?;
-        Ok(changes)
-    }
-
-    /// Whether the last owner of a pool, by its node, is another host than the one that was fenced,
-    /// and may write still: it has opened the pool since, and may have it open. A host of an older
-    /// release has published no node, and is taken for the one that was fenced.
-    pub(super) async fn is_of_another(
-        &self,
-        group: &Arc<Group>,
-        fenced: HostNumber,
-        node: u32,
-    ) -> Result<bool, Error> {
-        let nodes = self.coordinate(group, |leases| leases.nodes()).await?;
-        if nodes.contains(&(fenced, node)) {
-            return Ok(false);
-        }
-        let owners: Vec<_> = nodes.into_iter().filter(|(_, of)| *of == node).collect();
-        let group = Arc::clone(group);
-        blocking(move || {
-            for (host, _) in owners {
-                if may_write(&group, host)? {
-                    return Ok(true);
-                }
+        let (own, from) = (self.node().map_or(0, |node| node.number()), newest.node);
+        let mut fenced = None;
+        if from != own {
+            let published = self.coordinate(group, |leases| leases.published()).await?;
+            // The opening refuses it then. The takeover is gone on with once that host is dead.
+            if was_free && is_of_another(group, &published, key.host(), from).await? {
+                return Ok(0);
             }
-            Ok(false)
-        })
-        .await
+            match published.key_of(key.host()) {
+                Some(present) if present != key => {
+                    return self.leave_to(group, &cell.name, key.host()).await;
+                }
+                _ => fenced = published.is_only_of(from, key.host()).then_some(from),
+            }
+        }
+        // H7: a loss of power of the host that had it, which may have this one's number where
+        // both are daemons of one machine.
+        let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
+        let opener = Opener { node: own, fenced, ..Opener::default() };
+        let recovered = blocking(move || recover(&taken, &dir, opener, from, true)).await?;
+        Ok(recovered.log_changes)
     }
 
     /// Gives the lease of a cell back as it is, and says that its host has come back.
-    async fn leave_to(
+    async fn leave_to<T>(
         &self,
         group: &Arc<Group>,
         name: &CellName,
         host: HostNumber,
-    ) -> Result<(), Error> {
+    ) -> Result<T, Error> {
         self.give_back(group, name).await?;
         Err(HostsError::CameBack { host }.into())
     }
@@ -486,17 +466,42 @@ fn fenced_owner(
     }
 }
 
+/// Whether the last owner of a pool, by its node, is another host than the one that was fenced, and
+/// may write still: it has opened the pool since, and may have it open. A host of an older release
+/// has published no node, and is taken for the one that was fenced.
+async fn is_of_another(
+    group: &Arc<Group>,
+    published: &Published,
+    fenced: HostNumber,
+    node: u32,
+) -> Result<bool, Error> {
+    let owners: Vec<_> = published.hosts_of(node).collect();
+    if owners.contains(&fenced) {
+        return Ok(false);
+    }
+    let (group, published) = (Arc::clone(group), published.clone());
+    blocking(move || {
+        for host in owners {
+            if may_write(&group, &published, host)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    })
+    .await
+}
+
 /// Whether a host may write to the group's devices, as far as this one knows: it has neither fenced
 /// it nor declared it dead, since no disk can be asked for the keys of other hosts. In a folder,
 /// whether its process runs. Blocks.
-fn may_write(group: &Group, host: HostNumber) -> Result<bool, Error> {
+fn may_write(group: &Group, published: &Published, host: HostNumber) -> Result<bool, Error> {
     if let Some(has_ended) = group.has_ended(host)? {
         return Ok(!has_ended);
     }
-    let (keys, member) = (group.coordinator().keys()?, group.member());
+    let member = group.member();
     let is_dead = |key| member.dead().get(host).is_some_and(|dead| dead.key() == Some(key));
     let is_fenced = |key| member.has_removed(key) || is_dead(key);
-    Ok(keys.into_iter().any(|key| key.host() == host && !is_fenced(key)))
+    Ok(published.keys.iter().any(|key| key.host() == host && !is_fenced(*key)))
 }
 
 /// Refuses a host that has come back since it was decided to fence it.

@@ -6,12 +6,15 @@ use std::sync::Arc;
 use blockd_api::v1;
 use blockd_engine::pool::VolumeId;
 use blockd_hosts::{Coordinator as _, Fence as _, Holder, HostNumber, Key};
+use blockd_media::clock::boot_ns;
 use blockd_serve::worker::ConnectionInfo;
+
+use crate::config::DeviceConfig;
 
 use super::cells::cell_name;
 use super::dead_hosts::Steps;
 use super::devices::AttachWish;
-use super::testing::{Rig, folder_on_disk};
+use super::testing::{Rig, folder_on_disk, memory_pool};
 use super::tests_of_begun::deletion;
 use super::tests_of_cells::{
     CELL, GROUP, Hosts, OTHER, THIS, attached, creation, die, handing, make_volume, releasing,
@@ -62,6 +65,37 @@ async fn a_host_that_takes_a_freed_lease_for_a_moment_does_not_end_the_takeover(
     third.release(&name).unwrap();
     hosts.other.client.take_cell(taking("one", false)).await.unwrap();
     assert_eq!(volumes(&mut hosts.other, "one").await, ["v"]);
+}
+
+#[tokio::test]
+async fn a_cell_is_opened_under_its_lease_and_another_pool_without_one() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let control = hosts.this.control.clone();
+    let (asked, config) = (boot_ns(), control.known("one").unwrap().config);
+    assert!(control.confirm_cell(&config).await.unwrap() > asked);
+    // While it is being taken from a host that was fenced, a third one may have its lease as well.
+    let (group, name) = (control.group(GROUP).unwrap(), cell_name("one").unwrap());
+    control.note_taking(&group, &name, Some(Key::new(OTHER, 7))).await.unwrap();
+    assert_eq!(control.confirm_cell(&config).await.unwrap(), 0);
+    control.note_taking(&group, &name, None).await.unwrap();
+    // As it would be with one device in the cell, and one elsewhere.
+    let mut of_two = config.clone();
+    of_two.devices.push(DeviceConfig { path: "/x".into(), ..config.devices[0].clone() });
+    assert_eq!(control.confirm_cell(&of_two).await.unwrap(), 0);
+    assert_eq!(control.confirm_cell(&memory_pool("p")).await.unwrap(), 0);
+    // Folders have no keys, so that a fence does not keep the former host's writes away.
+    let place = folder_on_disk();
+    let request = v1::AddVolumeGroupRequest {
+        name: "folder".to_owned(),
+        folder: place.path().display().to_string(),
+        ..Default::default()
+    };
+    hosts.this.client.add_volume_group(request).await.unwrap();
+    let request = v1::CreateCellRequest { group: "folder".to_owned(), ..creation("two") };
+    hosts.this.client.create_cell(request).await.unwrap();
+    let config = control.known("two").unwrap().config;
+    assert_eq!(control.confirm_cell(&config).await.unwrap(), 0);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 //! means: take over an orphan of this host, or else take the lock as usual.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::cell::CellName;
 use crate::error::HostsError;
@@ -17,6 +18,17 @@ const ADOPT: [&str; 2] = ["--lockopt", "adopt"];
 const GROUP_LEASE: &str = "VGLK";
 /// Of a change that changes nothing: no group has it.
 const NO_TAG: &str = "blockd.none";
+
+/// Whether this host has a lease, by sanlock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Looked {
+    /// Sanlock does not answer, or there is nothing to ask for.
+    Unknown,
+    /// This host does not have it.
+    Lost,
+    /// This host has it, and no other one gets it for so long.
+    Held(Duration),
+}
 
 impl Lvm {
     /// Runs a command about the group that takes locks. Where they are refused because lvmlockd was
@@ -115,31 +127,39 @@ impl Lvm {
     /// Makes sure that this host has the lease of a cell whose device is there. lvmlockd gives a
     /// lease back, and the device stays, if the command that has it taken over is killed: then it
     /// is taken again. Where another host has it, the device goes.
-    pub(super) fn confirm_lease(&self, cell: &CellName) -> Result<(), HostsError> {
-        if self.has_lease(cell) {
-            return Ok(());
+    /// Gives for how long no other host gets it; zero where that is not known.
+    pub(super) fn confirm_lease(&self, cell: &CellName) -> Result<Duration, HostsError> {
+        match self.look_for_lease(cell) {
+            Looked::Held(left) => return Ok(left),
+            Looked::Unknown => return Ok(Duration::ZERO),
+            Looked::Lost => {}
         }
         let _one = self.adopting.lock();
         // Another call may have taken it meanwhile.
-        if self.has_lease(cell) {
-            return Ok(());
+        if self.look_for_lease(cell) == Looked::Lost {
+            self.take_again(cell)?;
+            tracing::warn!(%cell, "the lease of a cell was lost, and is taken again");
         }
-        self.take_again(cell)?;
-        tracing::warn!(%cell, "the lease of a cell was lost, and is taken again");
-        Ok(())
+        Ok(Duration::ZERO)
     }
 
-    /// Whether this host has the lease of a cell whose device is there; true where that can't be
-    /// seen.
-    fn has_lease(&self, cell: &CellName) -> bool {
+    /// Looks whether this host has the lease of a cell whose device is there.
+    fn look_for_lease(&self, cell: &CellName) -> Looked {
         let words = ["info", "--columns", "--noheadings", "-o", "uuid", &self.device_name(cell)];
         // Without a device there is nothing to be opened.
-        let Ok(id) = self.commands.run("dmsetup", &words) else { return true };
-        let Some(status) = self.status() else {
+        let Ok(id) = self.commands.run("dmsetup", &words) else { return Looked::Unknown };
+        let Ok(status) = self.commands.run("sanlock", &["client", "status", "-D"]) else {
             tracing::warn!(%cell, "sanlock can't be asked whether the lease is held");
-            return true;
+            return Looked::Unknown;
         };
-        lease::is_here(&status, &self.name, id.trim())
+        let device = id.trim();
+        if !lease::is_here(&status, &self.name, device) {
+            return Looked::Lost;
+        }
+        match lease::is_alone(&status, &self.name, device) {
+            true => Looked::Held(lease::time_left(&status, &self.name)),
+            false => Looked::Held(Duration::ZERO),
+        }
     }
 
     fn take_again(&self, cell: &CellName) -> Result<(), HostsError> {

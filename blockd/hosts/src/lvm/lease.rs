@@ -1,6 +1,7 @@
 //! The lease of a logical volume as sanlock has it on the disk.
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::cell::{HostNumber, Owner};
 
@@ -87,6 +88,47 @@ pub(super) fn is_orphan(text: &str, group: &str, name: &str) -> bool {
 pub(super) fn is_here(text: &str, group: &str, device: &str) -> bool {
     let mut names = text.lines().map(str::trim).filter_map(|line| name_in(line, group));
     names.any(|name| device.ends_with(&name.replace('-', "")))
+}
+
+/// The same of a lease that no other host has as well, and that is not being taken or given back:
+/// sanlock ends the line with a word then.
+pub(super) fn is_alone(text: &str, group: &str, device: &str) -> bool {
+    let settled = text.lines().map(str::trim).filter(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.len() == 4 && !words[1].ends_with(":SH")
+    });
+    settled.into_iter().any(|line| is_here(line, group, device))
+}
+
+/// For how long no other host gets this host's leases of a group, by `sanlock client status -D`:
+/// six times sanlock's limit of IO after the membership was renewed, which it is every two. Others
+/// count a host as dead after eight times that limit and 60 s (`timeouts.c`). Zero where that is
+/// not known.
+pub(super) fn time_left(text: &str, group: &str) -> Duration {
+    let wanted = format!("s lvm_{group}:");
+    let mut lines = text.lines();
+    let now = lines.clone().find_map(|line| state(line, "monotime"));
+    let is_its = |line: &&str| line.starts_with(&wanted) && line.split_whitespace().count() == 2;
+    if lines.find(is_its).is_none() {
+        return Duration::ZERO;
+    }
+    let its: Vec<&str> = lines.take_while(|line| line.starts_with(' ')).collect();
+    let field = |name: &str| its.iter().find_map(|line| state(line, name));
+    let (Some(limit), Some(renewed)) = (field("io_timeout"), field("renewal_last_success")) else {
+        return Duration::ZERO;
+    };
+    if ["space_dead", "killing_pids"].iter().any(|name| field(name).is_some_and(|is| is != 0)) {
+        return Duration::ZERO;
+    }
+    let until = renewed.saturating_add(limit.saturating_mul(6));
+    // It has never been renewed where the time is 0.
+    let left = now.filter(|_| renewed > 0).map_or(0, |now| until.saturating_sub(now));
+    Duration::from_secs(left)
+}
+
+/// A value of sanlock's state, as in "    io_timeout=10".
+fn state(line: &str, name: &str) -> Option<u64> {
+    line.trim().strip_prefix(name)?.strip_prefix('=')?.parse().ok()
 }
 
 fn orphans<'a>(text: &'a str, group: &str) -> impl Iterator<Item = &'a str> {

@@ -8,11 +8,12 @@ mod report;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::cell::{Cell, CellName, Holder, HostNumber, Owner};
-use crate::coordinator::{Coordinator, Device, Seen, Space};
+use crate::coordinator::{Coordinator, Device, Published, Seen, Space};
 use crate::error::HostsError;
 use crate::fence::Key;
 
@@ -284,7 +285,13 @@ impl Coordinator for Lvm {
     }
 
     fn nodes(&self) -> Result<Vec<(HostNumber, u32)>, HostsError> {
-        Ok(self.group()?.tags.iter().filter_map(|tag| tag_node(tag)).collect())
+        Ok(self.published()?.nodes)
+    }
+
+    fn published(&self) -> Result<Published, HostsError> {
+        let tags = self.group()?.tags;
+        let nodes = tags.iter().filter_map(|tag| tag_node(tag)).collect();
+        Ok(Published { keys: keys(&tags), nodes })
     }
 
     fn forget_host(&self, host: HostNumber, key: Option<Key>) -> Result<(), HostsError> {
@@ -326,7 +333,7 @@ impl Coordinator for Lvm {
         Ok(self.found_volume(name)?.map(|volume| self.seen(name, volume)))
     }
 
-    fn confirm(&self, name: &CellName) -> Result<(), HostsError> {
+    fn confirm(&self, name: &CellName) -> Result<Duration, HostsError> {
         self.confirm_lease(name)
     }
 

@@ -13,9 +13,9 @@ use crate::cell::{CellName, HostNumber};
 use crate::coordinator::Coordinator as _;
 use crate::error::HostsError;
 
-use super::Lvm;
 use super::command::Commands;
 use super::tests::{GROUP, VOLUMES};
+use super::{Lvm, lease};
 
 /// Sanlock's own lines, and the leases of `cell-one`, of `cell-two` and of another group.
 const STATUS: &str = "\
@@ -27,6 +27,20 @@ r lvm_san:g-h-i:/dev/mapper/san-lvmlock:72351744:1 p 139 ORPHAN
 r lvm_san:a-b-c:/dev/mapper/san-lvmlock:70254592:1 p 139 ORPHAN
 r lvm_sand:x-y-z:/dev/mapper/sand-lvmlock:70254592:1 p 139 ORPHAN
 ";
+
+/// Lines of `sanlock client status -D` about the daemon and a lockspace: the membership was renewed
+/// 7 s ago.
+const DETAILS: [(&str, &str); 2] = [
+    (
+        "daemon a",
+        "    our_host_name=a\n    io_timeout=20\n    monotime=1007\n    version_str=3.8.5\n",
+    ),
+    (
+        "s lvm_san:1:/dev/mapper/san-lvmlock:0",
+        "    list=spaces\n    io_timeout=10\n    renewal_last_attempt=1005\n    \
+         renewal_last_success=1000\n",
+    ),
+];
 
 /// Names of logical volumes, as LVM and sanlock have them.
 const NAMES: [(&str, &str); 2] = [("san/cell-one", "g-h-i"), ("san/cell-two", "a-b-c")];
@@ -48,6 +62,8 @@ struct Host {
     is_dead: bool,
     /// LVM can't read the table of a device anew.
     is_stale: bool,
+    /// Sanlock gives no details.
+    is_terse: bool,
     /// Leases that the lock manager has, of logical volumes.
     leases: Vec<String>,
     lines: Vec<String>,
@@ -84,6 +100,13 @@ impl Host {
                 let owner = if self.is_others { 2 } else { 1 };
                 let text = "sector_size 512\nmax_hosts 2000\nowner_generation 3\ntimestamp 4711";
                 return Ok(format!("{text}\nowner_id {owner}\n"));
+            }
+            "sanlock" if words.contains(&"-D") && !self.is_terse => {
+                let detailed = |line: &str| {
+                    let details = DETAILS.iter().find(|(of, _)| *of == line);
+                    format!("{line}\n{}", details.map_or("", |(_, lines)| lines))
+                };
+                return Ok(self.status().lines().map(detailed).collect());
             }
             "sanlock" => return Ok(self.status()),
             "dmsetup" if words[0] == "info" => return Ok("LVM-xyzghi\n".to_owned()),
@@ -199,8 +222,11 @@ fn a_lease_that_was_lost_is_taken_again_before_its_cell_is_opened() {
     let one = CellName::parse("one").unwrap();
     for (is_lost, expected) in [(false, [""; 0].as_slice()), (true, &["-aey", "--refresh"])] {
         let (lvm, host) = restarted();
-        *host.lock() = Host { is_started: true, is_lost, ..Host::default() };
-        lvm.confirm(&one).unwrap();
+        let leases = vec!["san/cell-one".to_owned()];
+        *host.lock() = Host { is_started: true, is_lost, leases, ..Host::default() };
+        // One that was taken again may be younger than what another host has seen of it.
+        let left = if is_lost { 0 } else { 6 * 10 - 7 };
+        assert_eq!(lvm.confirm(&one).unwrap(), Duration::from_secs(left));
         let host = host.lock();
         let changes = host.lines.iter().filter_map(|line| line.strip_prefix("lvchange "));
         let changes = changes.map(|line| line.trim_end_matches(" san/cell-one"));
@@ -228,7 +254,48 @@ fn a_cell_whose_lease_another_host_has_got_is_not_opened_and_its_device_goes() {
     // Where sanlock does not answer, nothing says that the lease was lost.
     let (lvm, host) = restarted();
     *host.lock() = Host { is_blind: true, is_lost: true, ..Host::default() };
-    lvm.confirm(&one).unwrap();
+    assert_eq!(lvm.confirm(&one).unwrap(), Duration::ZERO);
+    let (lvm, host) = restarted();
+    let leases = vec!["san/cell-one".to_owned()];
+    *host.lock() = Host { is_terse: true, leases, ..Host::default() };
+    assert_eq!(lvm.confirm(&one).unwrap(), Duration::ZERO);
+    // Nor does one that the lock manager may be about to give back.
+    let (lvm, host) = restarted();
+    *host.lock() = Host { is_started: true, ..Host::default() };
+    assert_eq!(lvm.confirm(&one).unwrap(), Duration::ZERO);
+}
+
+#[test]
+fn a_lease_that_is_shared_or_on_its_way_is_not_this_hosts_alone() {
+    let is_alone = |line: &str| lease::is_alone(line, "san", "LVM-xyzghi");
+    let line = "r lvm_san:g-h-i:/dev/mapper/san-lvmlock:72351744:4 p 139";
+    assert!(is_alone(line) && !is_alone(&line.replace("g-h-i", "a-b-c")));
+    assert!(!is_alone(&line.replace(":4 ", ":SH ")));
+    for word in ["ADD", "REM", "ORPHAN"] {
+        assert!(!is_alone(&format!("{line} {word}")), "{word}");
+    }
+}
+
+#[test]
+fn a_lease_counts_until_six_times_the_limit_of_io_after_its_renewal() {
+    let text = |now: u64, its: &str| {
+        format!("daemon a\n    monotime={now}\ns lvm_san:1:/dev/x:0\n{its}s lvm_b:1:/dev/y:0\n")
+    };
+    let its = |limit: u64, renewed: u64| {
+        format!("    io_timeout={limit}\n    renewal_last_success={renewed}\n")
+    };
+    let left = |text: &str| lease::time_left(text, "san").as_secs();
+    assert_eq!(left(&text(100, &its(10, 95))), 55);
+    assert_eq!(left(&text(100, &its(5, 95))), 25);
+    assert_eq!(left(&text(160, &its(10, 95))), 0);
+    // Not renewed yet; without its lines, which are another space's; and one that it leaves.
+    assert_eq!(left(&text(40, &its(10, 0))), 0);
+    assert_eq!(left(&format!("{}{}", text(100, ""), its(10, 95))), 0);
+    // One in which sanlock kills what has leases.
+    assert_eq!(left(&text(100, &format!("{}    killing_pids=1\n", its(10, 95)))), 0);
+    let leaves = text(100, &its(10, 95)).replace("/dev/x:0", "/dev/x:0 REM");
+    assert_eq!(left(&leaves), 0);
+    assert_eq!(left(&its(10, 95)), 0);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use super::rounds::Part;
 /// Hands the cell over, once in each round.
 ///
 /// # Errors
-/// When a write that was answered is gone.
+/// When a write that was answered is gone, or the new host has waited for the one that gave the
+/// cell.
 pub fn handover(part: &Part) -> Result<String> {
     let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
@@ -22,6 +23,7 @@ pub fn handover(part: &Part) -> Result<String> {
         owner = 1 - owner;
         let taken = lab.hosts[owner].seconds("blockd cell take vg/one")?;
         waits.push(released + taken)?;
+        lab.hosts[owner].ok("unwaited")?;
         lab.hosts[owner].ok(&format!("attach && blocks $VOLUME verify {stamp} && detach"))?;
         Ok(())
     })?;

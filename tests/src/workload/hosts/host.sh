@@ -142,6 +142,13 @@ returned() {
     return 1
 }
 
+# unwatched, unwaited: the daemon has opened the cell `one`, and has watched no other host before,
+# and not waited for one's last writes.
+unwatched() {
+    grep -q "pool one is open" /var/log/blockd && ! grep "watching for other hosts" /var/log/blockd
+}
+unwaited() { unwatched && ! grep "waiting for the last writes of other hosts" /var/log/blockd; }
+
 # join: the volume group that the other host has made.
 join() { serve && blockd vg add vg && vgchange --lockstart vg; }
 

@@ -9,7 +9,7 @@ use super::rounds::Part;
 /// Cuts the power of one of the hosts in each round; it boots again afterwards.
 ///
 /// # Errors
-/// When a write that was flushed is gone.
+/// When a write that was flushed is gone, or the claim of a host that was fenced is watched.
 pub fn reset(part: &Part) -> Result<String> {
     let mut lab = Lab::start(&part.run, part.rounds)?;
     lab.serve()?;
@@ -20,6 +20,7 @@ pub fn reset(part: &Part) -> Result<String> {
         let last = lab.cut_while_writing(victim, rng)?;
         writes += last;
         waits.push(lab.take_over(other)?)?;
+        lab.hosts[other].ok("unwatched")?;
         lab.hosts[other].ok(&format!("attach && blocks $VOLUME since {id} {last} && detach"))?;
         owner = other;
         lab.boot(victim)
