@@ -337,11 +337,12 @@ impl Control {
         let (config, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
         let changes = self.recover_taken(group, cell, was_free, &config, &newest).await?;
         let _name = self.0.making_pools.lock(cell.name.as_str()).await;
-        self.open_found(config, newest.pool_id).await?;
-        if group.member().taking(&cell.name).is_some() {
+        let opened = self.open_found(config, newest.pool_id).await;
+        // There was nothing to recover. Not before the opening: no lease counts in a takeover.
+        if newest.clean && group.member().taking(&cell.name).is_some() {
             self.note_taking(group, &cell.name, None).await?;
         }
-        Ok(Some(changes))
+        opened.map(|()| Some(changes))
     }
 
     /// Closes the pool of a cell in order, and gives its lease back (H6).

@@ -289,7 +289,8 @@ impl Control {
     }
 
     /// Goes on with a takeover that this host has begun: replays the log of a pool that the dead
-    /// host has not closed. Gives the changes that were replayed. `was_free`: no host had the cell.
+    /// host has not closed, and ends the takeover then. Gives the changes that were replayed.
+    /// `was_free`: no host had the cell.
     pub(super) async fn recover_taken(
         &self,
         group: &Arc<Group>,
@@ -322,6 +323,7 @@ impl Control {
         let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
         let opener = Opener { node: own, fenced, ..Opener::default() };
         let recovered = blocking(move || recover(&taken, &dir, opener, from, true)).await?;
+        self.note_taking(group, &cell.name, None).await?;
         Ok(recovered.log_changes)
     }
 

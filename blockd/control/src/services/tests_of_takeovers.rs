@@ -99,6 +99,24 @@ async fn a_cell_is_opened_under_its_lease_and_another_pool_without_one() {
 }
 
 #[tokio::test]
+async fn a_takeover_of_a_closed_cell_has_ended_although_its_pool_can_not_be_remembered() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let request = v1::ExportPoolRequest { name: "one".to_owned(), force: true };
+    hosts.this.control.export_pool(request).await.unwrap();
+    // No file can take its place.
+    let file = hosts.other.folder.path().join("pools.json");
+    let _ = std::fs::remove_file(&file);
+    std::fs::create_dir_all(file.join("in-the-way")).unwrap();
+    hosts.other.client.take_cell(taking("one", true)).await.unwrap_err();
+    let group = hosts.other.control.group(GROUP).unwrap();
+    assert!(group.member().taking(&cell_name("one").unwrap()).is_none());
+    // It would be refused in the middle of a takeover.
+    std::fs::remove_dir_all(&file).unwrap();
+    hosts.other.client.release_cell(releasing("one")).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_host_that_was_fenced_stops_its_cells_where_that_can_not_be_remembered() {
     for by_a_call in [false, true] {
         let mut hosts = Hosts::new().await;
