@@ -17,7 +17,8 @@
 //!   So is an opener's claim, after the read that ended its watch.
 //! - **C6 Lost is lost.** An owner that reads another claim never writes again.
 //! - **C7 No wait at home.** C1 to C3 are left out where the page has a claim of the same host,
-//!   boot and device and the opener has the host's lock: its owner has ended.
+//!   boot and device and the opener has the host's lock: its owner has ended. Of a pool with
+//!   leases, only where that claim is not free: another host may be at C8.
 //! - **C8 No wait under a lease.** C2 and C3 are left out where the page has no claim or a free
 //!   one, and the read began while the opener's lease of the pool counted ([`Claimant::leased`]).
 //! - **C9 No watch after a fence.** C1 is left out where the page has the claim of a node that was
@@ -25,9 +26,9 @@
 //!
 //! An owner that is late only waits: it writes again after a read that shows its own claim. An
 //! opener that wrote its claim after this read waits for W from its own write. One that does not
-//! wait as it has a lease (C8) is alone: another host gets the lease after a fence of this opener,
-//! or more than W after it has ceased to count. By then this opener's claim has landed, and is not
-//! a free one.
+//! wait as it has a lease (C8) is alone among those that do not: another host gets the lease after
+//! a fence of this opener, or more than W after it has ceased to count. By then this opener's claim
+//! has landed, and is not a free one.
 
 use crate::format::claim::{Claim, ClaimPage, ClaimState};
 
@@ -132,6 +133,8 @@ pub enum ClaimMutation {
     TakenBack,
     /// C7: the claim of any host counts as one of its own.
     AlwaysHome,
+    /// C7: a claim that is free counts as one at home, whatever leases there are.
+    HomeIfFree,
     /// C8: a lease counts for ever.
     OldLease,
     /// C9: after a fence the claim of any node counts as that of the fenced one.
@@ -154,6 +157,7 @@ impl ClaimMutation {
         Self::LateClaim,
         Self::TakenBack,
         Self::AlwaysHome,
+        Self::HomeIfFree,
         Self::OldLease,
         Self::AnyFenced,
     ];
@@ -164,7 +168,7 @@ impl ClaimMutation {
 pub struct Claimant {
     own: Claim,
     timing: ClaimTiming,
-    /// 0 without a lease.
+    /// 0 of a pool without leases.
     leased_until: u64,
     fenced: Option<u32>,
     stage: Stage,
@@ -177,6 +181,9 @@ pub struct Claimant {
 }
 
 impl Claimant {
+    /// The end of the lease of an opener that has none, of a pool with leases.
+    pub const UNLEASED: u64 = 1;
+
     /// An opener. `own` is the claim that it will write: its state and counter don't matter. A
     /// `lock_space` that is not 0 says that it has the host's lock.
     #[must_use]
@@ -196,8 +203,8 @@ impl Claimant {
     }
 
     /// The same with the lease of the pool, which a lock manager gives to one host at a time (C8).
-    /// Unless this one is fenced, no other host gets it before `until` and W have passed; 0 without
-    /// a lease.
+    /// Unless this one is fenced, no other host gets it before `until` and W have passed; 0 of a
+    /// pool without leases, and [`Self::UNLEASED`] where others may have one.
     #[must_use]
     pub const fn leased(mut self, until: u64) -> Self {
         self.leased_until = until;
@@ -320,6 +327,8 @@ impl Claimant {
             ClaimPage::Claim(claim) => claim.state == ClaimState::Free,
             ClaimPage::Unreadable(_) => false,
         };
+        let is_left = is_free && self.leased_until > 0 && !self.lacks(ClaimMutation::HomeIfFree);
+        let is_home = is_home && !is_left;
         if is_home || (is_free && self.is_leased(begun)) {
             // Not open before the claim is written.
             self.allow(begun, now);
@@ -354,7 +363,7 @@ impl Claimant {
     }
 
     fn is_leased(&self, begun: u64) -> bool {
-        let is_old = self.leased_until > 0 && self.lacks(ClaimMutation::OldLease);
+        let is_old = self.leased_until > Self::UNLEASED && self.lacks(ClaimMutation::OldLease);
         begun < self.leased_until || is_old
     }
 

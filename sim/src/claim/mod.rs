@@ -66,6 +66,8 @@ pub struct Met {
     pub expired: u64,
     /// Writes of fenced hosts that did not land.
     pub dropped: u64,
+    /// Pools that were given back in order.
+    pub released: u64,
 }
 
 impl Met {
@@ -82,6 +84,7 @@ impl Met {
         self.fenced += other.fenced;
         self.expired += other.expired;
         self.dropped += other.dropped;
+        self.released += other.released;
     }
 
     /// Whether everything was met that the rules are about.
@@ -89,7 +92,12 @@ impl Met {
     pub const fn is_complete(&self) -> bool {
         let opens = self.owners > 0 && self.refused > 0 && self.lost > 0 && self.at_home > 0;
         let leases = self.leased > 0 && self.fenced > 0 && self.expired > 0 && self.dropped > 0;
-        opens && leases && self.writes > 0 && self.held_back > 0 && self.late > 0
+        opens
+            && leases
+            && self.released > 0
+            && self.writes > 0
+            && self.held_back > 0
+            && self.late > 0
     }
 }
 
@@ -125,6 +133,8 @@ struct Host {
     sampled: Option<ClaimPage>,
     was_owner: bool,
     is_closing: bool,
+    /// Whether the open was released.
+    is_closed: bool,
     began: u64,
     /// When the first claim of this open landed.
     landed: Option<u64>,
@@ -234,6 +244,7 @@ impl World {
             sampled: None,
             was_owner: false,
             is_closing: false,
+            is_closed: false,
             began: 0,
             landed: None,
             held_for: None,
@@ -383,7 +394,7 @@ impl World {
                 self.hosts[host].takes_from = Some(node(other));
                 // The fence may end a lease that another host has got in this moment: after a fence
                 // a lease spares nothing.
-                self.hosts[host].leased_until = 0;
+                self.hosts[host].leased_until = Claimant::UNLEASED;
                 if self.random.bool() {
                     return true;
                 }
@@ -408,6 +419,9 @@ impl World {
         let (open, now) = (self.next_open, self.now);
         self.next_open += 1;
         let own = claim(open, node(host), ClaimState::Pending);
+        if self.has_lease && !self.hosts[host].is_leased {
+            self.hosts[host].leased_until = Claimant::UNLEASED;
+        }
         let Host { leased_until, takes_from, .. } = self.hosts[host];
         let claimant = Claimant::new(own, ClaimTiming::new(WAIT)).leased(leased_until);
         let claimant = claimant.after_fence(takes_from).without(self.without);
@@ -416,12 +430,12 @@ impl World {
         one.open = open;
         one.to_write = None;
         one.was_owner = false;
-        one.is_closing = false;
+        (one.is_closing, one.is_closed) = (false, false);
         one.began = now;
         (one.landed, one.held_for) = (None, None);
         one.is_excluded = false;
         // A host that stands still here has lost its lease to another when it goes on.
-        if leased_until > 0 && !self.is_quick && self.random.u8(..8) == 0 {
+        if leased_until > Claimant::UNLEASED && !self.is_quick && self.random.u8(..8) == 0 {
             let at = now + LEASE_LIFE + self.random.u64(..2000 * MS);
             self.at(at, Event::Step(host, open));
         } else {
@@ -443,6 +457,8 @@ impl World {
         let (now, open) = (self.now, self.hosts[host].open);
         // A pool is closed when its IO has ended.
         if self.hosts[host].is_closing && self.hosts[host].io_ends <= now {
+            self.hosts[host].is_closing = false;
+            self.hosts[host].is_closed = true;
             self.claimant(host).release();
         }
         match self.claimant(host).poll(now) {
@@ -522,7 +538,7 @@ impl World {
             self.met.owners += 1;
             let no_wait = u64::from(self.now - self.hosts[host].began < WAIT);
             match self.hosts[host].leased_until {
-                0 => self.met.at_home += no_wait,
+                0 | Claimant::UNLEASED => self.met.at_home += no_wait,
                 _ => self.met.leased += no_wait,
             }
             let (open, at) = (self.hosts[host].open, self.now);
@@ -541,7 +557,7 @@ impl World {
     fn data(&mut self, host: usize, open: u64) {
         let now = self.now;
         let until = self.claimant(host).writes_until();
-        if self.hosts[host].is_closing {
+        if self.hosts[host].is_closing || self.hosts[host].is_closed {
             return;
         }
         if now < until {
@@ -564,6 +580,7 @@ impl World {
     fn ended(&mut self, host: usize) {
         let standing = self.claimant(host).standing();
         self.met.refused += u64::from(matches!(standing, Standing::Refused(_)));
+        self.met.released += u64::from(standing == Standing::Released);
         self.give_lease_back(host);
         self.restart(host);
     }
