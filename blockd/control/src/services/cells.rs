@@ -338,8 +338,9 @@ impl Control {
         let changes = self.recover_taken(group, cell, was_free, &config, &newest).await?;
         let _name = self.0.making_pools.lock(cell.name.as_str()).await;
         let opened = self.open_found(config, newest.pool_id).await;
-        // There was nothing to recover. Not before the opening: no lease counts in a takeover.
-        if newest.clean && group.member().taking(&cell.name).is_some() {
+        // There was nothing to recover. No lease counts until the pool is open: that of this host
+        // may be another's as well.
+        if newest.clean && self.is_open(cell) && group.member().taking(&cell.name).is_some() {
             self.note_taking(group, &cell.name, None).await?;
         }
         opened.map(|()| Some(changes))
@@ -363,7 +364,7 @@ impl Control {
                 v1::ExportPoolRequest { name: known.config.name.clone(), force: asked.force };
             detached_volumes = self.export_pool(request).await?.detached_volumes;
         } else if !found.is_new {
-            self.refuse_unclosed(&group, &found).await?;
+            self.refuse_unclosed(&found).await?;
         }
         self.give_back(&group, &name).await?;
         let text = format!("cell {name} of volume group {} was released", shown(&group.name));
@@ -372,12 +373,12 @@ impl Control {
     }
 
     /// Refuses to give a cell back that was not closed in order: the next host would refuse it.
-    pub(super) async fn refuse_unclosed(&self, group: &Group, cell: &Cell) -> Result<(), Error> {
+    pub(super) async fn refuse_unclosed(&self, cell: &Cell) -> Result<(), Error> {
         if self.is_unmade(cell).await? {
             return Ok(());
         }
         let (_, newest) = self.found_pool(cell.name.as_str(), &cell.path).await?;
-        if newest.clean && group.member().taking(&cell.name).is_none() {
+        if newest.clean {
             return Ok(());
         }
         let problem = "was not closed in order: `blockd cell take` opens it";

@@ -14,6 +14,7 @@ use blockd_hosts::simulated::Member;
 use blockd_hosts::{
     CellName, Coordinator, Device, Fence, HostNumber, HostsError, Key, Reservations, folder, lvm,
 };
+use blockd_mapper::claim::Claimant;
 use blockd_media::clock::boot_ns;
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::boot_id;
@@ -535,9 +536,9 @@ impl Control {
     }
 
     /// Refuses to open a pool in a cell of a group that this host may not use, or whose lease it
-    /// does not have. Gives until when the lease of a pool with one device counts, by the clock
-    /// since boot; 0 where disks have no keys, and after a fence, which may have ended the lease of
-    /// a third host.
+    /// does not have. Gives until when the lease counts that a pool with one device is opened
+    /// under: none does in a takeover, whose fence may have ended the lease of a third host, and
+    /// none where disks have no keys.
     pub(super) async fn confirm_cell(&self, config: &PoolConfig) -> Result<u64, Error> {
         let mut until_ns = 0;
         for device in &config.devices {
@@ -545,12 +546,17 @@ impl Control {
             if let Some(refusal) = group.refusal() {
                 return Err(Error::in_use(format!("cell {cell}:"), refusal));
             }
-            let counts = group.has_keys() && group.member().taking(&cell).is_none();
-            let asked_ns = boot_ns();
-            let left = blocking(move || Ok(group.coordinator().confirm(&cell)?)).await?;
-            if counts && config.devices.len() == 1 {
-                until_ns = asked_ns.saturating_add(u64::try_from(left.as_nanos()).unwrap_or(0));
-            }
+            let (has_keys, asked_ns) = (group.has_keys(), boot_ns());
+            let (asked, name) = (Arc::clone(&group), cell.clone());
+            let left = blocking(move || Ok(asked.coordinator().confirm(&name)?)).await?;
+            // Noted before its lease is taken, so looked for after that was seen.
+            let counts = group.member().taking(&cell).is_none() && config.devices.len() == 1;
+            let left_ns = u64::try_from(left.as_nanos()).unwrap_or(0);
+            until_ns = match (has_keys, counts) {
+                (false, _) => 0,
+                (true, true) if left_ns > 0 => asked_ns.saturating_add(left_ns),
+                (true, _) => Claimant::UNLEASED,
+            };
         }
         Ok(until_ns)
     }

@@ -39,7 +39,7 @@ pub(super) struct Opened {
 pub(super) struct Opener {
     /// The number of its node, 0 without.
     pub(super) node: u32,
-    /// Until when its lease of the cell counts that the pool is in; 0 without.
+    /// As of [`PoolSpec`].
     pub(super) leased_until_ns: u64,
     /// The node that it has fenced, or another host has for it.
     pub(super) fenced: Option<u32>,

@@ -287,7 +287,7 @@ impl Control {
         }
         match self.pool_in(&found) {
             Some(known) if known.is_closed() => {
-                self.refuse_unclosed(&group, &found).await?;
+                self.refuse_unclosed(&found).await?;
                 self.leave_waiting(&known.config.name).await?;
                 self.forget_but_attachments(&known.config.name).await?;
             }
@@ -295,7 +295,7 @@ impl Control {
                 self.close_for_another(&group, &found, known, asked.only_unused).await?;
             }
             // It was closed, and is held.
-            None => self.refuse_unclosed(&group, &found).await?,
+            None => self.refuse_unclosed(&found).await?,
         }
         self.give_back(&group, &name).await?;
         self.note_handed(name.as_str(), true);
@@ -408,7 +408,7 @@ impl Control {
         }
         let closed = match self.close_parked(&known, &handle).await {
             // A pool that has failed meanwhile is not closed (H6).
-            Ok(()) => self.refuse_unclosed(group, cell).await,
+            Ok(()) => self.refuse_unclosed(cell).await,
             Err(error) => Err(error),
         };
         if let Err(error) = closed {

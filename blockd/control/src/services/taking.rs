@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use blockd_api::v1;
 use blockd_hosts::{Cell, CellName, Holder, HostNumber, HostsError, Key, Owner, Published, Seen};
+use blockd_mapper::claim::Claimant;
 use blockd_mapper::format::superblock::Superblock;
 use blockd_media::clock::Clock;
 use blockd_media::error::{Error, shown};
@@ -321,7 +322,8 @@ impl Control {
         // H7: a loss of power of the host that had it, which may have this one's number where
         // both are daemons of one machine.
         let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
-        let opener = Opener { node: own, fenced, ..Opener::default() };
+        let leased_until_ns = if group.has_keys() { Claimant::UNLEASED } else { 0 };
+        let opener = Opener { node: own, leased_until_ns, fenced };
         let recovered = blocking(move || recover(&taken, &dir, opener, from, true)).await?;
         self.note_taking(group, &cell.name, None).await?;
         Ok(recovered.log_changes)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blockd_api::v1;
 use blockd_engine::pool::VolumeId;
 use blockd_hosts::{Coordinator as _, Fence as _, Holder, HostNumber, Key};
+use blockd_mapper::claim::Claimant;
 use blockd_media::clock::boot_ns;
 use blockd_serve::worker::ConnectionInfo;
 
@@ -77,12 +78,12 @@ async fn a_cell_is_opened_under_its_lease_and_another_pool_without_one() {
     // While it is being taken from a host that was fenced, a third one may have its lease as well.
     let (group, name) = (control.group(GROUP).unwrap(), cell_name("one").unwrap());
     control.note_taking(&group, &name, Some(Key::new(OTHER, 7))).await.unwrap();
-    assert_eq!(control.confirm_cell(&config).await.unwrap(), 0);
+    assert_eq!(control.confirm_cell(&config).await.unwrap(), Claimant::UNLEASED);
     control.note_taking(&group, &name, None).await.unwrap();
     // As it would be with one device in the cell, and one elsewhere.
     let mut of_two = config.clone();
     of_two.devices.push(DeviceConfig { path: "/x".into(), ..config.devices[0].clone() });
-    assert_eq!(control.confirm_cell(&of_two).await.unwrap(), 0);
+    assert_eq!(control.confirm_cell(&of_two).await.unwrap(), Claimant::UNLEASED);
     assert_eq!(control.confirm_cell(&memory_pool("p")).await.unwrap(), 0);
     // Folders have no keys, so that a fence does not keep the former host's writes away.
     let place = folder_on_disk();
@@ -99,7 +100,7 @@ async fn a_cell_is_opened_under_its_lease_and_another_pool_without_one() {
 }
 
 #[tokio::test]
-async fn a_takeover_of_a_closed_cell_has_ended_although_its_pool_can_not_be_remembered() {
+async fn a_closed_cell_that_can_not_be_opened_in_a_takeover_can_be_given_back() {
     let mut hosts = Hosts::new().await;
     hosts.create("one").await;
     let request = v1::ExportPoolRequest { name: "one".to_owned(), force: true };
@@ -109,11 +110,12 @@ async fn a_takeover_of_a_closed_cell_has_ended_although_its_pool_can_not_be_reme
     let _ = std::fs::remove_file(&file);
     std::fs::create_dir_all(file.join("in-the-way")).unwrap();
     hosts.other.client.take_cell(taking("one", true)).await.unwrap_err();
-    let group = hosts.other.control.group(GROUP).unwrap();
-    assert!(group.member().taking(&cell_name("one").unwrap()).is_none());
-    // It would be refused in the middle of a takeover.
+    // No lease counts until it is open.
+    let (group, name) = (hosts.other.control.group(GROUP).unwrap(), cell_name("one").unwrap());
+    assert!(group.member().taking(&name).is_some());
     std::fs::remove_dir_all(&file).unwrap();
-    hosts.other.client.release_cell(releasing("one")).await.unwrap();
+    let given = hosts.other.client.release_cell(releasing("one")).await.unwrap();
+    assert!(given.into_inner().changed && group.member().taking(&name).is_none());
 }
 
 #[tokio::test]

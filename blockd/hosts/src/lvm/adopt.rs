@@ -156,10 +156,22 @@ impl Lvm {
         if !lease::is_here(&status, &self.name, device) {
             return Looked::Lost;
         }
-        match lease::is_alone(&status, &self.name, device) {
-            true => Looked::Held(lease::time_left(&status, &self.name)),
-            false => Looked::Held(Duration::ZERO),
-        }
+        let left = match lease::alone(&status, &self.name, device) {
+            Some(resource) if self.is_leader(&status, resource) => {
+                lease::time_left(&status, &self.name)
+            }
+            _ => Duration::ZERO,
+        };
+        Looked::Held(left)
+    }
+
+    /// Whether a lease on the disk names this host. Sanlock does not look again at one that it has,
+    /// and another host may have overwritten it in a takeover.
+    fn is_leader(&self, status: &str, resource: &str) -> bool {
+        let words = ["direct", "read_leader", "-r", resource];
+        let Ok(leader) = self.commands.run("sanlock", &words) else { return false };
+        let owner = lease::owner(&leader).ok().flatten().map(|owner| owner.host);
+        owner.is_some() && owner == lease::own_number(status, &self.name)
     }
 
     fn take_again(&self, cell: &CellName) -> Result<(), HostsError> {

@@ -90,14 +90,15 @@ pub(super) fn is_here(text: &str, group: &str, device: &str) -> bool {
     names.any(|name| device.ends_with(&name.replace('-', "")))
 }
 
-/// The same of a lease that no other host has as well, and that is not being taken or given back:
-/// sanlock ends the line with a word then.
-pub(super) fn is_alone(text: &str, group: &str, device: &str) -> bool {
-    let settled = text.lines().map(str::trim).filter(|line| {
+/// The same of a lease that is not shared, and not being taken or given back: sanlock ends the line
+/// with a word then. Gives its resource, as `sanlock direct` takes it.
+pub(super) fn alone<'a>(text: &'a str, group: &str, device: &str) -> Option<&'a str> {
+    let mut lines = text.lines().map(str::trim).filter(|line| is_here(line, group, device));
+    lines.find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        words.len() == 4 && !words[1].ends_with(":SH")
-    });
-    settled.into_iter().any(|line| is_here(line, group, device))
+        let (resource, version) = words.get(1)?.rsplit_once(':')?;
+        (words.len() == 4 && version != "SH").then_some(resource)
+    })
 }
 
 /// For how long no other host gets this host's leases of a group, by `sanlock client status -D`:

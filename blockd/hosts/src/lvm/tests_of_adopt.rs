@@ -259,6 +259,11 @@ fn a_cell_whose_lease_another_host_has_got_is_not_opened_and_its_device_goes() {
     let leases = vec!["san/cell-one".to_owned()];
     *host.lock() = Host { is_terse: true, leases, ..Host::default() };
     assert_eq!(lvm.confirm(&one).unwrap(), Duration::ZERO);
+    // Nor does one that another host has overwritten on the disk.
+    let (lvm, host) = restarted();
+    let leases = vec!["san/cell-one".to_owned()];
+    *host.lock() = Host { is_started: true, is_others: true, leases, ..Host::default() };
+    assert_eq!(lvm.confirm(&one).unwrap(), Duration::ZERO);
     // Nor does one that the lock manager may be about to give back.
     let (lvm, host) = restarted();
     *host.lock() = Host { is_started: true, ..Host::default() };
@@ -267,9 +272,11 @@ fn a_cell_whose_lease_another_host_has_got_is_not_opened_and_its_device_goes() {
 
 #[test]
 fn a_lease_that_is_shared_or_on_its_way_is_not_this_hosts_alone() {
-    let is_alone = |line: &str| lease::is_alone(line, "san", "LVM-xyzghi");
+    let is_alone = |line: &str| lease::alone(line, "san", "LVM-xyzghi").is_some();
     let line = "r lvm_san:g-h-i:/dev/mapper/san-lvmlock:72351744:4 p 139";
-    assert!(is_alone(line) && !is_alone(&line.replace("g-h-i", "a-b-c")));
+    let resource = "lvm_san:g-h-i:/dev/mapper/san-lvmlock:72351744";
+    assert_eq!(lease::alone(line, "san", "LVM-xyzghi"), Some(resource));
+    assert!(!is_alone(&line.replace("g-h-i", "a-b-c")));
     assert!(!is_alone(&line.replace(":4 ", ":SH ")));
     for word in ["ADD", "REM", "ORPHAN"] {
         assert!(!is_alone(&format!("{line} {word}")), "{word}");

@@ -60,8 +60,8 @@ pub struct PoolSpec {
     /// The pool is taken over from the node with this number: it has to be the one that had it
     /// last. Without, a pool that another node has not closed is refused.
     pub taken_from: Option<u32>,
-    /// Until when this host's lease of it counts, by the clock since boot; 0 without a lease. It
-    /// spares a wait for other hosts (C8 of [`blockd_mapper::claim`]).
+    /// Until when this host's lease of it counts, by the clock since boot: it spares a wait for
+    /// other hosts (C8 of [`blockd_mapper::claim`]). 0 of a pool without leases.
     pub leased_until_ns: u64,
     /// A node that was fenced, so that its claim need not be watched (C9).
     pub fenced: Option<u32>,
