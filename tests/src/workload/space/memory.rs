@@ -41,7 +41,8 @@ pub(super) fn steps() -> Result<String> {
         let waits = shown["pool"]["blocked_writes"].as_u64()? > 0;
         (waits && shown["pool"]["space_state"] == "full").then_some(())
     };
-    tools::wait_until("a write to wait for memory", guest::PATIENCE, is_full)
+    // A gigabyte is written until then, which takes a minute where others use the processors.
+    tools::wait_until("a write to wait for memory", 4 * guest::PATIENCE, is_full)
         .with_context(|| format!("{:?}", daemon.cli(&["pool", "show"])))?;
     let left = available()?;
     ensure!(left >= 32 * MIB, "{} MiB of memory are left", left / MIB);
