@@ -341,7 +341,8 @@ impl Control {
         // There was nothing to recover. No lease counts until the pool is open: that of this host
         // may be another's as well.
         if newest.clean && self.is_open(cell) && group.member().taking(&cell.name).is_some() {
-            self.note_taking(group, &cell.name, None).await?;
+            let noted = self.note_taking(group, &cell.name, None).await;
+            return opened.and(noted).map(|()| Some(changes));
         }
         opened.map(|()| Some(changes))
     }
