@@ -14,13 +14,14 @@ use std::time::Duration;
 
 use blockd_engine::pool::{Control, Outcome, PoolHandle, create, open, open_created};
 use blockd_inspect::MediaMut;
+use blockd_mapper::claim::Claimant;
 use blockd_mapper::format::Place;
 use blockd_mapper::format::claim::{CLAIM_OFFSET, Claim, ClaimPage, ClaimState};
 use blockd_mapper::format::superblock::Superblock;
 use blockd_mapper::io::{IoError, Page};
 use blockd_mapper::units::DeviceIndex;
 use blockd_media::clock::Clock;
-use blockd_media::pool::{Access, Offline, PoolError, PoolSpec};
+use blockd_media::pool::{Access, Erasing, Offline, PoolError, PoolSpec};
 use blockd_media::{DeviceKind, DeviceSpec};
 use blockd_nbd::codec::cmd;
 use blockd_nbd::codec::request::Header;
@@ -406,5 +407,31 @@ fn the_claim_of_a_node_that_was_fenced_is_not_watched() {
         matches!(refused.try_recv(), Ok(Err(PoolError::OpenElsewhere { node: 7, .. })))
     });
     let _waits = opening(&PoolSpec { fenced: Some(7), ..after }, false);
+    wait_until("a claim", || disk.pending() == Some(0));
+}
+
+/// As above, for a pool that is erased at home.
+#[test]
+fn a_free_page_is_at_home_to_what_erases_a_pool_only_without_leases() {
+    let _alone = alone();
+    let disk = Disk::new("erased");
+    let made = create(&spec(&[&disk])).unwrap();
+    let id = made.pool_id;
+    let (pool, _) = open_created(&spec(&[&disk]), made).unwrap();
+    wait(pool.close()).unwrap();
+    assert!(disk.is_free());
+    let erasing = |leased_until_ns| {
+        let (sender, receiver) = channel();
+        let paths = [disk.device.clone()];
+        std::thread::spawn(move || {
+            let hour = Duration::from_secs(3600);
+            let opened = Erasing::open(&paths, &id, hour, leased_until_ns);
+            let _ = sender.send(opened.map(drop));
+        });
+        receiver
+    };
+    erasing(0).recv_timeout(LIMIT).expect("not to wait").unwrap();
+    assert!(disk.is_free());
+    let _waits = erasing(Claimant::UNLEASED);
     wait_until("a claim", || disk.pending() == Some(0));
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockd_api::v1;
+use blockd_mapper::claim::Claimant;
 use blockd_mapper::format::catalogue::VolumeKind;
 use blockd_media::error::{Error, shown};
 use blockd_media::pool::ring_file::ring_path;
@@ -33,6 +34,8 @@ struct Doomed {
     /// Files that were made for it.
     made: Vec<PathBuf>,
     runtime_dir: PathBuf,
+    /// As of `PoolSpec`.
+    leased_until_ns: u64,
 }
 
 impl Control {
@@ -97,7 +100,11 @@ impl Control {
         let made = all.into_iter().filter(|one| one.name == config.name);
         let made = made.filter_map(Remembered::made_file).collect();
         let runtime_dir = self.0.options.runtime_dir.clone();
-        Ok(Doomed { config, paths, id, made, runtime_dir })
+        // Nothing says that this host has the lease until it is erased.
+        let mut groups = paths.iter().filter_map(|path| self.0.groups.cell_at(path));
+        let is_leased = groups.any(|(group, _)| group.has_keys());
+        let leased_until_ns = if is_leased { Claimant::UNLEASED } else { 0 };
+        Ok(Doomed { config, paths, id, made, runtime_dir, leased_until_ns })
     }
 
     /// Forgets a pool that is closed, and erases it. Nothing is forgotten when its devices can't be
@@ -201,7 +208,7 @@ impl Doomed {
     fn lock(&self) -> Result<Option<Erasing>, Error> {
         let present: Vec<_> = self.paths.iter().filter(|path| is_there(path)).cloned().collect();
         let (Some(id), false) = (self.id, present.is_empty()) else { return Ok(None) };
-        let erasing = Erasing::open(&present, &id, self.config.claim_wait);
+        let erasing = Erasing::open(&present, &id, self.config.claim_wait, self.leased_until_ns);
         erasing.map_err(|error| pool_error(&self.config.name, error))
     }
 

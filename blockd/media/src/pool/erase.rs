@@ -31,11 +31,13 @@ pub struct Erasing {
 
 impl Erasing {
     /// Locks the devices at these paths that hold the pool. Others are left as they are; `None`
-    /// where the first device is not among them, which has the pool's claim.
+    /// where the first device is not among them, which has the pool's claim. `leased_until_ns`: as
+    /// of [`PoolSpec`](super::PoolSpec).
     pub fn open(
         paths: &[PathBuf],
         pool_id: &[u8; 16],
         claim_wait: Duration,
+        leased_until_ns: u64,
     ) -> Result<Option<Self>, PoolError> {
         // Opened for writing, also a device that does not belong to the pool would get a claim.
         let mut of_pool = Vec::new();
@@ -47,7 +49,7 @@ impl Erasing {
         if of_pool.is_empty() {
             return Ok(None);
         }
-        let mut devices = Offline::open(&of_pool, Access::Write, claim_wait)?;
+        let mut devices = Offline::open_as(&of_pool, Access::Write, claim_wait, leased_until_ns)?;
         let members = without_departed(members(&mut devices, pool_id));
         let has_first = members.iter().any(|(_, copy)| copy.this_device == DeviceIndex(0));
         Ok(has_first.then_some(Self { devices, members, pool_id: *pool_id }))

@@ -146,6 +146,16 @@ impl Offline {
         access: Access,
         claim_wait: Duration,
     ) -> Result<Self, PoolError> {
+        Self::open_as(paths, access, claim_wait, 0)
+    }
+
+    /// The same with a lease, as of [`PoolSpec`](super::PoolSpec).
+    pub(super) fn open_as(
+        paths: &[PathBuf],
+        access: Access,
+        claim_wait: Duration,
+        leased_until_ns: u64,
+    ) -> Result<Self, PoolError> {
         if !(1..=MAX_DEVICES).contains(&paths.len()) {
             return Err(PoolError::Invalid {
                 field: "PATH",
@@ -177,7 +187,7 @@ impl Offline {
         let (locks, claims) = (Vec::new(), Vec::new());
         let mut offline = Self { files, present, aligned, locks, claims };
         if access.writes() {
-            offline.take(access, claim_wait)?;
+            offline.take(access, claim_wait, leased_until_ns)?;
         }
         Ok(offline)
     }
@@ -185,7 +195,12 @@ impl Offline {
     /// Takes the pool as a daemon does, so that no other host and no other path writes to it. Where
     /// no device says which of them is the first, the claim of each that may be it is taken: not
     /// over what others have there, as a mistyped path would lead to.
-    fn take(&mut self, access: Access, claim_wait: Duration) -> Result<(), PoolError> {
+    fn take(
+        &mut self,
+        access: Access,
+        wait: Duration,
+        leased_until_ns: u64,
+    ) -> Result<(), PoolError> {
         // The data that is read here decides which claim is taken, and may have been cached before.
         self.files.iter().for_each(|one| forget(&one.file, 0, 0));
         let (mut known, mut unknown, mut copies) = (Vec::new(), Vec::new(), Vec::new());
@@ -232,8 +247,8 @@ impl Offline {
             node,
             boot_id: boot_id()?,
             lock_space: self.locks.first().map_or(0, HostLock::space),
-            wait: claim_wait,
-            leased_until_ns: 0,
+            wait,
+            leased_until_ns,
             fenced: None,
         };
         if is_guess && !may_guess {
