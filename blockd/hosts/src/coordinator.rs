@@ -169,7 +169,8 @@ pub trait Coordinator: Send + Sync {
     /// Makes sure that this host has the lease of a cell, before a pool is opened on its device
     /// (H2). One that was lost while the device stayed is taken again. Gives for how long from now,
     /// and a minute longer, no other host gets the lease, unless it fences this one or this one
-    /// gives it back; zero where that is not known.
+    /// gives it back; zero where that is not known. No more than is needed to open the pool at
+    /// once: a host that has fenced this one overwrites the lease.
     ///
     /// # Errors
     /// If it was lost and can't be taken again, as where another host has it.

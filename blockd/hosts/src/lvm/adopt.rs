@@ -6,7 +6,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::cell::CellName;
+use blockd_media::clock::boot_ns;
+
+use crate::cell::{CellName, HostNumber};
 use crate::error::HostsError;
 
 use super::command::Refusal;
@@ -18,6 +20,11 @@ const ADOPT: [&str; 2] = ["--lockopt", "adopt"];
 const GROUP_LEASE: &str = "VGLK";
 /// Of a change that changes nothing: no group has it.
 const NO_TAG: &str = "blockd.none";
+
+/// For how long a lease counts from the look at its record on the disk: the least time for which a
+/// host that opens a cell in a takeover holds its claim page before it can close it again, so that
+/// a page which is free that soon was not left by one that has overwritten the lease meanwhile.
+const COUNTS_FOR: Duration = Duration::from_secs(2);
 
 /// Whether this host has a lease, by sanlock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,6 +153,7 @@ impl Lvm {
     /// Looks whether this host has the lease of a cell whose device is there.
     fn look_for_lease(&self, cell: &CellName) -> Looked {
         let words = ["info", "--columns", "--noheadings", "-o", "uuid", &self.device_name(cell)];
+        let asked_ns = boot_ns();
         // Without a device there is nothing to be opened.
         let Ok(id) = self.commands.run("dmsetup", &words) else { return Looked::Unknown };
         let Ok(status) = self.commands.run("sanlock", &["client", "status", "-D"]) else {
@@ -156,22 +164,27 @@ impl Lvm {
         if !lease::is_here(&status, &self.name, device) {
             return Looked::Lost;
         }
-        let left = match lease::alone(&status, &self.name, device) {
-            Some(resource) if self.is_leader(&status, resource) => {
-                lease::time_left(&status, &self.name)
-            }
-            _ => Duration::ZERO,
+        let Some(resource) = lease::alone(&status, &self.name, device) else {
+            return Looked::Held(Duration::ZERO);
         };
-        Looked::Held(left)
+        let looked = Duration::from_nanos(boot_ns().saturating_sub(asked_ns));
+        let left = lease::time_left(&status, &self.name).min(looked + COUNTS_FOR);
+        match (self.named_host(resource), lease::own_number(&status, &self.name)) {
+            (Some(leader), Some(own)) if leader == own => Looked::Held(left),
+            (Some(_), Some(_)) => Looked::Lost,
+            _ => Looked::Held(Duration::ZERO),
+        }
     }
 
-    /// Whether a lease on the disk names this host. Sanlock does not look again at one that it has,
-    /// and another host may have overwritten it in a takeover.
-    fn is_leader(&self, status: &str, resource: &str) -> bool {
-        let words = ["direct", "read_leader", "-r", resource];
-        let Ok(leader) = self.commands.run("sanlock", &words) else { return false };
-        let owner = lease::owner(&leader).ok().flatten().map(|owner| owner.host);
-        owner.is_some() && owner == lease::own_number(status, &self.name)
+    /// The host that a lease on the disk names. Sanlock does not look again at one that it has, and
+    /// another host may have overwritten it in a takeover.
+    fn named_host(&self, resource: &str) -> Option<HostNumber> {
+        let leader = self.commands.run("sanlock", &["direct", "read_leader", "-r", resource]);
+        let owner = leader.map(|text| lease::owner(&text));
+        if !matches!(owner, Ok(Ok(_))) {
+            tracing::debug!(resource, ?owner, "a lease on the disk can't be read");
+        }
+        owner.ok()?.ok().flatten().map(|owner| owner.host)
     }
 
     fn take_again(&self, cell: &CellName) -> Result<(), HostsError> {

@@ -56,8 +56,8 @@ struct Host {
     is_blind: bool,
     /// Sanlock has no lease of `cell-one`, whose device is there.
     is_lost: bool,
-    /// Another host has the lease of `cell-one`.
-    is_others: bool,
+    /// The holder of a lease on the disk, as sanlock gives it; empty: this host.
+    leader: &'static str,
     /// The lock manager is not to be had, also after its lockspace was started.
     is_dead: bool,
     /// LVM can't read the table of a device anew.
@@ -68,6 +68,10 @@ struct Host {
     leases: Vec<String>,
     lines: Vec<String>,
 }
+
+const OWN: &str = "owner_id 1\nowner_generation 3\ntimestamp 4711";
+const OTHERS: &str = "owner_id 2\nowner_generation 3\ntimestamp 4711";
+const FREE: &str = "owner_id 1\nowner_generation 3\ntimestamp 0";
 
 impl Host {
     fn status(&self) -> String {
@@ -97,9 +101,8 @@ impl Host {
         match name {
             "sanlock" if self.is_blind => return Err("connect failed".to_owned()),
             "sanlock" if words[0] == "direct" => {
-                let owner = if self.is_others { 2 } else { 1 };
-                let text = "sector_size 512\nmax_hosts 2000\nowner_generation 3\ntimestamp 4711";
-                return Ok(format!("{text}\nowner_id {owner}\n"));
+                let leader = if self.leader.is_empty() { OWN } else { self.leader };
+                return Ok(format!("sector_size 512\nmax_hosts 2000\n{leader}\n"));
             }
             "sanlock" if words.contains(&"-D") && !self.is_terse => {
                 let detailed = |line: &str| {
@@ -225,8 +228,10 @@ fn a_lease_that_was_lost_is_taken_again_before_its_cell_is_opened() {
         let leases = vec!["san/cell-one".to_owned()];
         *host.lock() = Host { is_started: true, is_lost, leases, ..Host::default() };
         // One that was taken again may be younger than what another host has seen of it.
-        let left = if is_lost { 0 } else { 6 * 10 - 7 };
-        assert_eq!(lvm.confirm(&one).unwrap(), Duration::from_secs(left));
+        let left = lvm.confirm(&one).unwrap();
+        assert_eq!(left.is_zero(), is_lost);
+        // Its membership is good for longer, but it was looked at now.
+        assert!(left < Duration::from_secs(6 * 10 - 7), "{left:?}");
         let host = host.lock();
         let changes = host.lines.iter().filter_map(|line| line.strip_prefix("lvchange "));
         let changes = changes.map(|line| line.trim_end_matches(" san/cell-one"));
@@ -239,7 +244,7 @@ fn a_cell_whose_lease_another_host_has_got_is_not_opened_and_its_device_goes() {
     let one = CellName::parse("one").unwrap();
     let removes = |host: &Host| host.lines.contains(&"dmsetup remove san-cell--one".to_owned());
     let (lvm, host) = restarted();
-    *host.lock() = Host { is_started: true, is_lost: true, is_others: true, ..Host::default() };
+    *host.lock() = Host { is_started: true, is_lost: true, leader: OTHERS, ..Host::default() };
     let error = lvm.confirm(&one).unwrap_err();
     assert!(matches!(error, HostsError::Held { by: Some(HostNumber(2)), .. }), "{error}");
     assert!(removes(&host.lock()));
@@ -259,11 +264,20 @@ fn a_cell_whose_lease_another_host_has_got_is_not_opened_and_its_device_goes() {
     let leases = vec!["san/cell-one".to_owned()];
     *host.lock() = Host { is_terse: true, leases, ..Host::default() };
     assert_eq!(lvm.confirm(&one).unwrap(), Duration::ZERO);
-    // Nor does one that another host has overwritten on the disk.
+    // Nor does one that is free on the disk, or can't be read there.
+    for leader in [FREE, "owner_id 1"] {
+        let (lvm, host) = restarted();
+        let leases = vec!["san/cell-one".to_owned()];
+        *host.lock() = Host { is_started: true, leader, leases, ..Host::default() };
+        assert_eq!(lvm.confirm(&one).unwrap(), Duration::ZERO);
+    }
+    // Another host has overwritten it on the disk, where sanlock does not look again.
     let (lvm, host) = restarted();
     let leases = vec!["san/cell-one".to_owned()];
-    *host.lock() = Host { is_started: true, is_others: true, leases, ..Host::default() };
-    assert_eq!(lvm.confirm(&one).unwrap(), Duration::ZERO);
+    *host.lock() = Host { is_started: true, leader: OTHERS, leases, ..Host::default() };
+    let error = lvm.confirm(&one).unwrap_err();
+    assert!(matches!(error, HostsError::Held { by: Some(HostNumber(2)), .. }), "{error}");
+    assert!(removes(&host.lock()));
     // Nor does one that the lock manager may be about to give back.
     let (lvm, host) = restarted();
     *host.lock() = Host { is_started: true, ..Host::default() };
