@@ -340,7 +340,7 @@ impl Control {
         let opened = self.open_found(config, newest.pool_id).await;
         // There was nothing to recover. No lease counts until the pool is open: that of this host
         // may be another's as well.
-        if newest.clean && self.is_open(cell) && group.member().taking(&cell.name).is_some() {
+        if self.is_open(cell) && group.member().taking(&cell.name).is_some() {
             let noted = self.note_taking(group, &cell.name, None).await;
             return opened.and(noted).map(|()| Some(changes));
         }

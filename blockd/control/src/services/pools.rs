@@ -35,7 +35,7 @@ pub(super) struct Opened {
 }
 
 /// The host that opens a pool.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Opener {
     /// The number of its node, 0 without.
     pub(super) node: u32,

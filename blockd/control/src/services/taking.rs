@@ -98,6 +98,10 @@ impl Control {
         self.refuse_other_pool(&group, &name, Some(found))?;
         if found.holder == Holder::This && self.is_open(found) {
             self.remember_cell(found).await?;
+            // The call that has opened it may have ended in between.
+            if group.member().taking(&name).is_some() {
+                self.note_taking(&group, &name, None).await?;
+            }
             let cell = Some(self.describe_cell(&group, found));
             return Ok(Some(v1::TakeCellResponse { cell, ..Default::default() }));
         }
@@ -302,6 +306,10 @@ impl Control {
     ) -> Result<u64, Error> {
         let Some(key) = group.member().taking(&cell.name) else { return Ok(0) };
         if newest.clean {
+            // The call that has overwritten the lease may have ended before it looked.
+            if !was_free {
+                self.refuse_returned(group, &cell.name, key).await?;
+            }
             return Ok(0);
         }
         let (own, from) = (self.node().map_or(0, |node| node.number()), newest.node);
@@ -322,8 +330,7 @@ impl Control {
         // H7: a loss of power of the host that had it, which may have this one's number where
         // both are daemons of one machine.
         let (taken, dir) = (config.clone(), self.0.options.runtime_dir.clone());
-        let leased_until_ns = if group.has_keys() { Claimant::UNLEASED } else { 0 };
-        let opener = Opener { node: own, leased_until_ns, fenced };
+        let opener = opener_of_taken(own, group.has_keys(), fenced);
         let recovered = blocking(move || recover(&taken, &dir, opener, from, true)).await?;
         self.note_taking(group, &cell.name, None).await?;
         Ok(recovered.log_changes)
@@ -506,6 +513,14 @@ fn may_write(group: &Group, published: &Published, host: HostNumber) -> Result<b
     let is_dead = |key| member.dead().get(host).is_some_and(|dead| dead.key() == Some(key));
     let is_fenced = |key| member.has_removed(key) || is_dead(key);
     Ok(published.keys.iter().any(|key| key.host() == host && !is_fenced(*key)))
+}
+
+/// The opener of a pool in a cell that is being taken, with the node that was fenced: its lease may
+/// be a third host's as well, whose lease this host has overwritten. Without keys a fence does not
+/// stop what the former host has sent.
+pub(super) fn opener_of_taken(node: u32, has_keys: bool, fenced: Option<u32>) -> Opener {
+    let leased_until_ns = if has_keys { Claimant::UNLEASED } else { 0 };
+    Opener { node, leased_until_ns, fenced: fenced.filter(|_| has_keys) }
 }
 
 /// Refuses a host that has come back since it was decided to fence it.

@@ -15,6 +15,8 @@ use crate::config::DeviceConfig;
 use super::cells::cell_name;
 use super::dead_hosts::Steps;
 use super::devices::AttachWish;
+use super::pools::Opener;
+use super::taking::opener_of_taken;
 use super::testing::{Rig, folder_on_disk, memory_pool};
 use super::tests_of_begun::deletion;
 use super::tests_of_cells::{
@@ -116,6 +118,54 @@ async fn a_closed_cell_that_can_not_be_opened_in_a_takeover_can_be_given_back() 
     std::fs::remove_dir_all(&file).unwrap();
     let given = hosts.other.client.release_cell(releasing("one")).await.unwrap();
     assert!(given.into_inner().changed && group.member().taking(&name).is_none());
+}
+
+#[tokio::test]
+async fn an_interrupted_takeover_leaves_a_closed_cell_to_its_host_that_has_come_back() {
+    for is_back in [false, true] {
+        let mut hosts = Hosts::new().await;
+        hosts.create("one").await;
+        let request = v1::ExportPoolRequest { name: "one".to_owned(), force: true };
+        hosts.this.control.export_pool(request).await.unwrap();
+        let array = hosts.array.clone();
+        hosts.array.before("take one", move || {
+            array.before("keys", || false);
+            true
+        });
+        let error = hosts.other.client.take_cell(taking("one", true)).await.unwrap_err();
+        assert!(error.message().contains("was made to fail"), "{error}");
+        if is_back {
+            hosts.boot_this().await;
+        }
+        // It may have taken its lease again just before that was overwritten.
+        let taken = hosts.other.client.take_cell(taking("one", false)).await;
+        assert_eq!(taken.is_ok(), !is_back, "{taken:?}");
+        let group = hosts.other.control.group(GROUP).unwrap();
+        assert!(group.member().taking(&cell_name("one").unwrap()).is_none());
+        if let Err(error) = taken {
+            assert!(error.message().contains("has come back meanwhile"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_takeover_whose_cell_is_open_has_ended() {
+    let mut hosts = Hosts::new().await;
+    hosts.create("one").await;
+    let (group, name) = (hosts.this.control.group(GROUP).unwrap(), cell_name("one").unwrap());
+    // The daemon was killed behind the opening.
+    let key = Some(Key::new(OTHER, 7));
+    hosts.this.control.note_taking(&group, &name, key).await.unwrap();
+    hosts.this.client.take_cell(taking("one", false)).await.unwrap();
+    assert!(group.member().taking(&name).is_none());
+}
+
+#[test]
+fn a_taken_pool_is_opened_without_a_lease_and_a_fence_counts_where_disks_have_keys() {
+    let opener = |has_keys| opener_of_taken(3, has_keys, Some(4));
+    let leased_until_ns = Claimant::UNLEASED;
+    assert_eq!(opener(true), Opener { node: 3, leased_until_ns, fenced: Some(4) });
+    assert_eq!(opener(false), Opener { node: 3, leased_until_ns: 0, fenced: None });
 }
 
 #[tokio::test]
