@@ -10,7 +10,9 @@ use blockd_bench::nbd::fio::Jobs;
 use blockd_bench::nbd::measure::Effort;
 use blockd_bench::nbd::print::{self, Claim};
 use blockd_bench::nbd::server::Kind;
-use blockd_bench::nbd::{Bench, Folders, after_snapshot, composite_reads, evacuation, first_touch};
+use blockd_bench::nbd::{
+    Bench, Folders, after_snapshot, composite_reads, evacuation, first_touch, flushed_first_touch,
+};
 use blockd_bench::report::{self, Row};
 use blockd_bench::{before, facts, nbd};
 use blockd_testkit::clock;
@@ -107,6 +109,10 @@ fn main() -> Result<()> {
     if wanted("first-touch") {
         let done = run_first_touch(&arguments, &bench, &folders, &mut findings);
         findings.note("first-touch", done);
+    }
+    if wanted("flushed-first-touch") {
+        let done = run_flushed_first_touch(&bench, &folders, &mut findings);
+        findings.note("flushed-first-touch", done);
     }
     // On request only: it takes minutes, and 20 GiB.
     if arguments.only.as_ref().is_some_and(|only| only == "evacuation") {
@@ -288,6 +294,21 @@ fn run_first_touch(
     for (kind, ratio) in outcome.qcow2 {
         findings.claims.push(claim(format!("IOPS, ours/it; {}", kind.name()), ratio, 2.0));
     }
+    Ok(())
+}
+
+fn run_flushed_first_touch(
+    bench: &Bench,
+    folders: &Folders,
+    findings: &mut Findings,
+) -> Result<()> {
+    let folder = folders.memory.path().join("flushed-first-touch");
+    let file = folders.disk.path().join("flushed-first-touch.image");
+    let size = flushed_first_touch::SIZE;
+    let place = first_touch::Place { folder: &folder, file, size, blockd: bench.blockd.as_deref() };
+    let found = flushed_first_touch::measure(&place, bench.effort.pairs)?;
+    found.print();
+    findings.claims.extend(found.claims());
     Ok(())
 }
 

@@ -136,13 +136,18 @@ impl Client {
         ensure!(blocks > 0, "an empty export");
         let (clock, mut commits) = (Clock::start(), 0);
         while clock.seconds() < seconds {
-            self.send(WRITE, (random.u64(..blocks) * BLOCK as u64, BLOCK))?;
-            self.answered()?;
-            self.send(FLUSH, (0, 0))?;
-            self.answered()?;
+            self.commit_one(random.u64(..blocks) * BLOCK as u64)?;
             commits += 1;
         }
         self.leave().map(|()| commits)
+    }
+
+    /// Writes a block and flushes.
+    fn commit_one(&mut self, offset: u64) -> Result<()> {
+        self.send(WRITE, (offset, BLOCK))?;
+        self.answered()?;
+        self.send(FLUSH, (0, 0))?;
+        self.answered()
     }
 
     fn write_and_flush(mut self, seconds: f64, seed: u64) -> Result<Figures> {
@@ -206,6 +211,16 @@ pub(super) fn commits(settings: Settings<'_>) -> Result<Figures> {
     });
     let operations = commits?.iter().sum::<u64>() as f64;
     Ok(Figures { iops: operations / clock.seconds(), operations })
+}
+
+/// A block written and flushed at each of these offsets, one after the other.
+pub(super) fn commit_each(uri: &str, offsets: &[u64]) -> Result<Figures> {
+    let mut client = Client::connect(uri)?;
+    let clock = Clock::start();
+    offsets.iter().try_for_each(|offset| client.commit_one(*offset))?;
+    let (seconds, operations) = (clock.seconds(), offsets.len() as f64);
+    client.leave()?;
+    Ok(Figures { iops: operations / seconds, operations })
 }
 
 /// Appends a request with simple replies, and the payload of a write.

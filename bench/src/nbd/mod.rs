@@ -10,6 +10,7 @@ pub mod endurance;
 pub mod evacuation;
 pub mod fio;
 pub mod first_touch;
+pub mod flushed_first_touch;
 pub mod measure;
 pub(crate) mod ours;
 pub mod print;
