@@ -1,5 +1,8 @@
 # One of the hosts: the shared disk and the lock manager. Sourced in its machine.
 
+# blockd: with patience. An emulated host on a busy machine takes longer than 30 s for some calls.
+blockd() { command blockd --timeout 3m "$@"; }
+
 # storage: connects to the array, and prints the disk's name.
 storage() {
     if [ "$TRANSPORT" = nvme ]; then storage_nvme; else storage_iscsi; fi || return
@@ -115,7 +118,7 @@ path = "/tmp/pool"
 size = "64M"
 volatile = true
 END
-    blockd serve --config /etc/blockd/blockd.toml >>/var/log/blockd 2>&1 &
+    command blockd serve --config /etc/blockd/blockd.toml >>/var/log/blockd 2>&1 &
     daemon=$!
     while kill -0 "$daemon" 2>/dev/null; do
         if blockd vg list >/dev/null 2>&1; then return; fi
@@ -147,7 +150,11 @@ returned() {
 unwatched() {
     grep -q "pool one is open" /var/log/blockd && ! grep "watching for other hosts" /var/log/blockd
 }
-unwaited() { unwatched && ! grep "waiting for the last writes of other hosts" /var/log/blockd; }
+unwaited() {
+    unwatched && ! grep -q "waiting for the last writes of other hosts" /var/log/blockd && return
+    tail -40 /var/log/blockd
+    return 1
+}
 
 # join: the volume group that the other host has made.
 join() { serve && blockd vg add vg && vgchange --lockstart vg; }
