@@ -98,9 +98,12 @@ impl Control {
         self.refuse_other_pool(&group, &name, Some(found))?;
         if found.holder == Holder::This && self.is_open(found) {
             self.remember_cell(found).await?;
-            // The call that has opened it may have ended in between.
-            if group.member().taking(&name).is_some() {
-                self.note_taking(&group, &name, None).await?;
+            // The call that has opened it may have ended in between. A note that stays only makes
+            // the next opening wait.
+            if group.member().taking(&name).is_some()
+                && let Err(error) = self.note_taking(&group, &name, None).await
+            {
+                tracing::warn!(cell = %name, %error, "a takeover that has ended stays noted");
             }
             let cell = Some(self.describe_cell(&group, found));
             return Ok(Some(v1::TakeCellResponse { cell, ..Default::default() }));
@@ -306,10 +309,6 @@ impl Control {
     ) -> Result<u64, Error> {
         let Some(key) = group.member().taking(&cell.name) else { return Ok(0) };
         if newest.clean {
-            // The call that has overwritten the lease may have ended before it looked.
-            if !was_free {
-                self.refuse_returned(group, &cell.name, key).await?;
-            }
             return Ok(0);
         }
         let (own, from) = (self.node().map_or(0, |node| node.number()), newest.node);

@@ -121,34 +121,6 @@ async fn a_closed_cell_that_can_not_be_opened_in_a_takeover_can_be_given_back() 
 }
 
 #[tokio::test]
-async fn an_interrupted_takeover_leaves_a_closed_cell_to_its_host_that_has_come_back() {
-    for is_back in [false, true] {
-        let mut hosts = Hosts::new().await;
-        hosts.create("one").await;
-        let request = v1::ExportPoolRequest { name: "one".to_owned(), force: true };
-        hosts.this.control.export_pool(request).await.unwrap();
-        let array = hosts.array.clone();
-        hosts.array.before("take one", move || {
-            array.before("keys", || false);
-            true
-        });
-        let error = hosts.other.client.take_cell(taking("one", true)).await.unwrap_err();
-        assert!(error.message().contains("was made to fail"), "{error}");
-        if is_back {
-            hosts.boot_this().await;
-        }
-        // It may have taken its lease again just before that was overwritten.
-        let taken = hosts.other.client.take_cell(taking("one", false)).await;
-        assert_eq!(taken.is_ok(), !is_back, "{taken:?}");
-        let group = hosts.other.control.group(GROUP).unwrap();
-        assert!(group.member().taking(&cell_name("one").unwrap()).is_none());
-        if let Err(error) = taken {
-            assert!(error.message().contains("has come back meanwhile"), "{error}");
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_takeover_whose_cell_is_open_has_ended() {
     let mut hosts = Hosts::new().await;
     hosts.create("one").await;

@@ -23,7 +23,8 @@ const NO_TAG: &str = "blockd.none";
 
 /// For how long a lease counts from the look at its record on the disk: the least time for which a
 /// host that opens a cell in a takeover holds its claim page before it can close it again, so that
-/// a page which is free that soon was not left by one that has overwritten the lease meanwhile.
+/// a page which is free that soon was not left by one that has overwritten the lease meanwhile and
+/// opened the cell.
 const COUNTS_FOR: Duration = Duration::from_secs(2);
 
 /// Whether this host has a lease, by sanlock.

@@ -230,8 +230,9 @@ fn a_lease_that_was_lost_is_taken_again_before_its_cell_is_opened() {
         // One that was taken again may be younger than what another host has seen of it.
         let left = lvm.confirm(&one).unwrap();
         assert_eq!(left.is_zero(), is_lost);
-        // Its membership is good for longer, but it was looked at now.
-        assert!(left < Duration::from_secs(6 * 10 - 7), "{left:?}");
+        // Its membership is good for a minute, but the lease was looked at now. A second is for the
+        // commands of this test.
+        assert!(left <= Duration::from_secs(2 + 1), "{left:?}");
         let host = host.lock();
         let changes = host.lines.iter().filter_map(|line| line.strip_prefix("lvchange "));
         let changes = changes.map(|line| line.trim_end_matches(" san/cell-one"));
