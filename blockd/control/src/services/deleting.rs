@@ -100,7 +100,7 @@ impl Control {
         let made = all.into_iter().filter(|one| one.name == config.name);
         let made = made.filter_map(Remembered::made_file).collect();
         let runtime_dir = self.0.options.runtime_dir.clone();
-        // Nothing says that this host has the lease until it is erased.
+        // This call does not look whether this host still has the lease.
         let mut groups = paths.iter().filter_map(|path| self.0.groups.cell_at(path));
         let is_leased = groups.any(|(group, _)| group.has_keys());
         let leased_until_ns = if is_leased { Claimant::UNLEASED } else { 0 };
