@@ -323,11 +323,48 @@ impl Open {
     /// The end of a call whose end did not pass.
     fn unanswered(&self, now: Duration) -> Status {
         let gone = "no answer before the caller or the recorder disconnected";
-        self.is_late(now).unwrap_or_else(|| Status::cancelled(gone))
+        let later = self.deadline.map_or(Duration::ZERO, seen_later);
+        self.is_late(now.saturating_add(later)).unwrap_or_else(|| Status::cancelled(gone))
     }
+}
+
+/// The recorder reads a request later than its caller has sent it, and so sees a call that is given
+/// up at the caller's deadline as a little shorter than that. A tenth of the deadline, at most 1 s:
+/// longer than a busy machine takes to pass a request on, and a caller that gives up for another
+/// reason seldom does so just then.
+fn seen_later(deadline: Duration) -> Duration {
+    (deadline / 10).min(Duration::from_secs(1))
 }
 
 fn milliseconds(time: Duration) -> f64 {
     // Whole microseconds: a call takes several.
     (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_given_up_at_its_deadline_is_late_though_it_was_seen_later() {
+        let given_up = |deadline: Option<u64>, after: u64| {
+            let open = Open {
+                call: 1,
+                connection: 1,
+                start: Duration::from_secs(7),
+                method: String::new(),
+                deadline: deadline.map(Duration::from_millis),
+                request: Body::default(),
+                response: Body::default(),
+                status: None,
+                end: None,
+            };
+            open.unanswered(open.start + Duration::from_millis(after)).code()
+        };
+        let [late, cancelled] = [Code::DeadlineExceeded, Code::Cancelled];
+        assert_eq!([1800, 1799].map(|after| given_up(Some(2000), after)), [late, cancelled]);
+        assert_eq!([59_000, 58_999].map(|after| given_up(Some(60_000), after)), [late, cancelled]);
+        assert_eq!(given_up(Some(0), 0), late);
+        assert_eq!(given_up(None, 3_600_000), cancelled);
+    }
 }

@@ -226,7 +226,7 @@ async fn each_kind_of_call_passes_unchanged_and_has_its_line() {
     assert_eq!(call(&channel, LATER, later.clone(), "60S").await, (later, Code::Ok));
     // On another connection, without an answer.
     let other = client(&options.listen);
-    assert_eq!(call(&other, PROBE, framed(b""), "50m").await.1, Code::DeadlineExceeded);
+    assert_eq!(call(&other, PROBE, framed(b""), "2S").await.1, Code::DeadlineExceeded);
     // The recorder has its line of this call, while the plugin is there.
     folder.wait_for_lines(6).await;
     plugin.shutdown_background();
