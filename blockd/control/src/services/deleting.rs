@@ -25,7 +25,7 @@ const NOT_ERASED: &str =
     "the pool is forgotten and was not erased: `blockd cell take` opens it again";
 
 /// A pool that is not open any more and is about to be erased.
-struct Doomed {
+pub(super) struct Doomed {
     config: PoolConfig,
     /// The paths of its devices; none of a pool in memory.
     paths: Vec<PathBuf>,
@@ -35,7 +35,7 @@ struct Doomed {
     made: Vec<PathBuf>,
     runtime_dir: PathBuf,
     /// As of `PoolSpec`.
-    leased_until_ns: u64,
+    pub(super) leased_until_ns: u64,
 }
 
 impl Control {
@@ -85,7 +85,7 @@ impl Control {
         Err(Error::in_use(format!("pool {}", shown(name)), problem))
     }
 
-    async fn doomed(&self, known: &Known) -> Result<Doomed, Error> {
+    pub(super) async fn doomed(&self, known: &Known) -> Result<Doomed, Error> {
         let config = known.config.clone();
         let (paths, id) = match &known.state {
             Ok(handle) => (known.paths(), Some(handle.id())),

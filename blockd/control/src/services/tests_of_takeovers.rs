@@ -77,6 +77,9 @@ async fn a_cell_is_opened_under_its_lease_and_another_pool_without_one() {
     let control = hosts.this.control.clone();
     let (asked, config) = (boot_ns(), control.known("one").unwrap().config);
     assert!(control.confirm_cell(&config).await.unwrap() > asked);
+    // What erases it does not look whether its lease is held.
+    let doomed = control.doomed(&control.known("one").unwrap()).await.unwrap();
+    assert_eq!(doomed.leased_until_ns, Claimant::UNLEASED);
     // While it is being taken from a host that was fenced, a third one may have its lease as well.
     let (group, name) = (control.group(GROUP).unwrap(), cell_name("one").unwrap());
     control.note_taking(&group, &name, Some(Key::new(OTHER, 7))).await.unwrap();
@@ -97,8 +100,9 @@ async fn a_cell_is_opened_under_its_lease_and_another_pool_without_one() {
     hosts.this.client.add_volume_group(request).await.unwrap();
     let request = v1::CreateCellRequest { group: "folder".to_owned(), ..creation("two") };
     hosts.this.client.create_cell(request).await.unwrap();
-    let config = control.known("two").unwrap().config;
-    assert_eq!(control.confirm_cell(&config).await.unwrap(), 0);
+    let known = control.known("two").unwrap();
+    assert_eq!(control.confirm_cell(&known.config).await.unwrap(), 0);
+    assert_eq!(control.doomed(&known).await.unwrap().leased_until_ns, 0);
 }
 
 #[tokio::test]
