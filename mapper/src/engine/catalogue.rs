@@ -53,6 +53,11 @@ impl Catalogue {
         true
     }
 
+    /// Whether the next volume has its record in a page of its own.
+    pub(crate) fn is_full(&self) -> bool {
+        self.free.is_empty() && self.places.len() as u64 == self.page_count() * RECORDS_PER_PAGE
+    }
+
     /// Gives a new volume the first free place, or one behind the last.
     pub(crate) fn add(&mut self, id: VolumeId, dead: &mut Vec<PageAddress>) -> usize {
         let place = self.free.pop_first().unwrap_or(self.places.len());

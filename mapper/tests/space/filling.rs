@@ -1,6 +1,7 @@
 //! Pools that fill up: who gets what is left, and how writers are slowed down.
 
 use blockd_mapper::engine::{Control, Outcome, VolumeSummary};
+use blockd_mapper::error::MapperError;
 use blockd_mapper::plan::ParkReason;
 use blockd_mapper::space::{Mark, Marks, SpaceChange, SpaceState};
 use blockd_mapper::worker::Attachment;
@@ -287,5 +288,43 @@ fn marks_and_quantum_can_be_changed_while_it_runs() {
         let summary = rig.pool.summaries().into_iter().find(|one| one.name == name).unwrap();
         assert_eq!(summary.reserved, (quantum - 1) * EXTENT, "{name}");
     }
+    rig.check();
+}
+
+/// Thin volumes are empty, and the catalogue that lists them has to fit all the same.
+#[test]
+fn a_full_pool_refuses_more_volumes_than_its_pages_hold_and_goes_on() {
+    let mut rig = Rig::new(&[5 * MIB]);
+    let big = rig.create("big", 8 << 20);
+    let volume = rig.attach(big);
+    let mut at = 0;
+    while rig.engine.space().free > 0 || rig.engine.space().reserved > 0 {
+        rig.write(&volume, at * EXTENT, &[1; 4096]).unwrap();
+        at += 1;
+    }
+    rig.flush(&volume).unwrap();
+    let create =
+        |at: u64| Control::Create { name: format!("v{at}"), size: 1 << 20, block_size: 512 };
+    let refused = (0..6000).find(|at| match rig.control(create(*at)) {
+        Ok(_) => {
+            rig.control(Control::Checkpoint).unwrap();
+            false
+        }
+        Err(MapperError::NoSpace { .. }) => true,
+        Err(error) => panic!("volume {at}: {error}"),
+    });
+    // It says the same again, and not of one that exists.
+    let refused = refused.expect("all volumes were taken");
+    rig.control(create(refused)).unwrap_err();
+    assert!(matches!(rig.control(create(0)), Ok(Outcome::Existing(_))));
+    // Space can be freed, and then there is room for volumes.
+    rig.discard(&volume, 0, 16 * usize::try_from(EXTENT).unwrap());
+    rig.worker.detach(volume);
+    rig.control(Control::Checkpoint).unwrap();
+    rig.check();
+    let mut rig = Rig::open(rig.kill()).unwrap();
+    rig.control(create(refused)).unwrap();
+    rig.control(Control::Delete { volume: big }).unwrap();
+    rig.control(Control::Checkpoint).unwrap();
     rig.check();
 }

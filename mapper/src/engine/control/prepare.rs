@@ -114,6 +114,11 @@ impl Engine {
             return Ok(Prepared::Already(Outcome::Existing(existing.identity.id)));
         }
         let volume = self.next_ids(1)?;
+        // A checkpoint writes the catalogue beside itself. The reserve is for changes that free
+        // space, and a catalogue that grows into it leaves them no page.
+        if self.catalogue.is_full() {
+            self.check_room_for_pages(self.fixed_pages() + 2)?;
+        }
         let (name, made) = (Box::new(name), self.controls.now);
         let change = Change::Create { volume, size, block_size, made, name };
         Ok(Prepared::Change(change, Vec::new(), Outcome::Created(volume)))
