@@ -53,9 +53,10 @@ impl Catalogue {
         true
     }
 
-    /// Whether the next volume has its record in a page of its own.
-    pub(crate) fn is_full(&self) -> bool {
-        self.free.is_empty() && self.places.len() as u64 == self.page_count() * RECORDS_PER_PAGE
+    /// Whether its pages have places for this many new volumes.
+    pub(crate) fn has_places(&self, count: usize) -> bool {
+        let places = (self.places.len() - self.free.len() + count) as u64;
+        places <= self.page_count() * RECORDS_PER_PAGE
     }
 
     /// Gives a new volume the first free place, or one behind the last.

@@ -34,6 +34,7 @@ impl Engine {
         }
         let sources: Vec<VolumeId> = members.iter().map(|member| member.source).collect();
         self.check_room_for_trees(&sources)?;
+        self.check_room_for_records(sources.len())?;
         let count = u32::try_from(members.len()).unwrap_or(u32::MAX);
         let volume = self.next_ids(count)?;
         let outcome =

@@ -291,34 +291,54 @@ fn marks_and_quantum_can_be_changed_while_it_runs() {
     rig.check();
 }
 
-/// Thin volumes are empty, and the catalogue that lists them has to fit all the same.
+/// Empty volumes and their snapshots take no space, and the catalogue that lists them has to fit.
 #[test]
 fn a_full_pool_refuses_more_volumes_than_its_pages_hold_and_goes_on() {
     let mut rig = Rig::new(&[5 * MIB]);
     let big = rig.create("big", 8 << 20);
     let volume = rig.attach(big);
     let mut at = 0;
-    while rig.engine.space().free > 0 || rig.engine.space().reserved > 0 {
-        rig.write(&volume, at * EXTENT, &[1; 4096]).unwrap();
-        at += 1;
-    }
+    let fill = |rig: &mut Rig, at: &mut u64, until: u64| {
+        while rig.engine.space().free > until || rig.engine.space().reserved > 0 {
+            rig.write(&volume, *at * EXTENT, &[1; 4096]).unwrap();
+            *at += 1;
+        }
+    };
+    fill(&mut rig, &mut at, 12 * EXTENT);
+    // Their catalogue takes extents, and frees pages in them.
+    let empty = (0..1000).map(|at| rig.create(&format!("early{at}"), 1 << 20)).min().unwrap();
+    rig.control(Control::Checkpoint).unwrap();
+    fill(&mut rig, &mut at, 0);
     rig.flush(&volume).unwrap();
     let create =
         |at: u64| Control::Create { name: format!("v{at}"), size: 1 << 20, block_size: 512 };
-    let refused = (0..6000).find(|at| match rig.control(create(*at)) {
-        Ok(_) => {
-            rig.control(Control::Checkpoint).unwrap();
-            false
-        }
-        Err(MapperError::NoSpace { .. }) => true,
-        Err(error) => panic!("volume {at}: {error}"),
-    });
-    // It says the same again, and not of one that exists.
-    let refused = refused.expect("all volumes were taken");
-    rig.control(create(refused)).unwrap_err();
-    assert!(matches!(rig.control(create(0)), Ok(Outcome::Existing(_))));
+    let snapshot = |at: u64| Control::Snapshot { source: empty, name: format!("s{at}") };
+    let group = |at: u64| {
+        let names = [(big, format!("g{at}")), (empty, format!("h{at}"))];
+        Control::SnapshotGroup { members: names.into() }
+    };
+    let until_refused = |rig: &mut Rig, make: &dyn Fn(u64) -> Control| {
+        let refused = (0..6000).find(|at| match rig.control(make(*at)) {
+            Ok(_) => {
+                rig.control(Control::Checkpoint).unwrap();
+                false
+            }
+            Err(MapperError::NoSpace { .. }) => true,
+            Err(error) => panic!("number {at}: {error}"),
+        });
+        refused.expect("none was refused")
+    };
+    let refused = until_refused(&mut rig, &create);
+    // All of the catalogue can be written once more without the reserve of 1 MiB.
+    let beside_reserve = rig.engine.space().metadata_free - (1 << 20);
+    assert!(beside_reserve >= (1000 + refused) / 15 * 4096, "{beside_reserve}, {refused}");
+    assert!(until_refused(&mut rig, &snapshot) < 15, "a page for records was found");
+    assert!(until_refused(&mut rig, &group) < 8, "a page for records was found");
+    // One that exists is found.
+    let again = Control::Create { name: "early0".to_owned(), size: 1 << 20, block_size: 512 };
+    assert!(matches!(rig.control(again), Ok(Outcome::Existing(_))));
     // Space can be freed, and then there is room for volumes.
-    rig.discard(&volume, 0, 16 * usize::try_from(EXTENT).unwrap());
+    rig.discard(&volume, 0, usize::try_from(at * EXTENT).unwrap());
     rig.worker.detach(volume);
     rig.control(Control::Checkpoint).unwrap();
     rig.check();

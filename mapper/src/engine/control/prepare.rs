@@ -9,7 +9,7 @@ use crate::error::MapperError;
 use crate::format::VolumeName;
 use crate::format::catalogue::VolumeKind;
 use crate::format::record::Change;
-use crate::geometry::{MAX_VOLUME_SIZE, MIN_BLOCK_SIZE, PAGE_BYTES};
+use crate::geometry::{MAX_VOLUME_SIZE, MIN_BLOCK_SIZE};
 use crate::sync::Ordering;
 use crate::units::VolumeId;
 use crate::volume::{Totals, Volume};
@@ -114,11 +114,7 @@ impl Engine {
             return Ok(Prepared::Already(Outcome::Existing(existing.identity.id)));
         }
         let volume = self.next_ids(1)?;
-        // A checkpoint writes the catalogue beside itself. The reserve is for changes that free
-        // space, and a catalogue that grows into it leaves them no page.
-        if self.catalogue.is_full() {
-            self.check_room_for_pages(self.fixed_pages() + 2)?;
-        }
+        self.check_room_for_records(1)?;
         let (name, made) = (Box::new(name), self.controls.now);
         let change = Change::Create { volume, size, block_size, made, name };
         Ok(Prepared::Change(change, Vec::new(), Outcome::Created(volume)))
@@ -188,6 +184,7 @@ impl Engine {
             return Ok(Prepared::Already(Outcome::Existing(existing.identity.id)));
         }
         self.check_room_for_trees(&[source])?;
+        self.check_room_for_records(1)?;
         let volume = self.next_ids(1)?;
         let (outcome, made) = (Outcome::Created(volume), self.controls.now);
         let name = Box::new(name);
@@ -211,14 +208,18 @@ impl Engine {
         // A clone that is larger may have a level or two more above.
         let tree = |id: &VolumeId| self.trees.get(*id).map_or(0, |t| t.tree.present_pages() + 2);
         let needed = like.iter().map(tree).sum::<u64>() + self.new_tree_pages;
-        let geometry = self.pool.geometry;
-        let free = self.pool.free_space.lock().free_count() * geometry.pages_per_extent()
-            + self.pages.free_pages().saturating_sub(self.pages.reserve_pages());
-        if needed > free {
-            let (needed, free) = (needed * PAGE_BYTES, free * PAGE_BYTES);
-            return Err(MapperError::NoSpace { needed, free });
+        self.check_room_for_pages(needed)
+    }
+
+    /// Refuses new volumes and snapshots whose records need new pages that only the reserve has. A
+    /// checkpoint writes the catalogue beside the former one, and the reserve is for changes that
+    /// free space.
+    pub(in super::super) fn check_room_for_records(&self, count: usize) -> Result<(), MapperError> {
+        if self.catalogue.has_places(count) {
+            return Ok(());
         }
-        Ok(())
+        // Those of a group need two pages at most, and the index may have two more for them.
+        self.check_room_for_pages(self.fixed_pages() + 4)
     }
 
     /// With a size: a reset, which leaves the volume this size.
