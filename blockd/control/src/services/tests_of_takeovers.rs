@@ -77,7 +77,7 @@ async fn a_cell_is_opened_under_its_lease_and_another_pool_without_one() {
     let control = hosts.this.control.clone();
     let (asked, config) = (boot_ns(), control.known("one").unwrap().config);
     assert!(control.confirm_cell(&config).await.unwrap() > asked);
-    // What erases it does not look whether its lease is held.
+    // Erasing a pool does not look whether this host still has its lease.
     let doomed = control.doomed(&control.known("one").unwrap()).await.unwrap();
     assert_eq!(doomed.leased_until_ns, Claimant::UNLEASED);
     // While it is being taken from a host that was fenced, a third one may have its lease as well.
